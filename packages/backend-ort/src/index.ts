@@ -1,0 +1,2 @@
+export type { OrtBackend } from './backend.ts'
+export { type OrtOptions, ort } from './ort.ts'

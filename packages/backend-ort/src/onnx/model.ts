@@ -1,0 +1,49 @@
+import type { Shape } from '@rankwise/core'
+
+/** Element types that the graphs use, and their numbers in `TensorProto.DataType` of onnx.proto. */
+export const ELEMENT_TYPES = { float32: 1, int32: 6, int64: 7, bool: 9, float64: 11 } as const
+
+export type OnnxDType = keyof typeof ELEMENT_TYPES
+
+/** An attribute; the fields are those of `AttributeProto`, because a JavaScript number does not say which it is. */
+export type OnnxAttribute =
+  | { readonly f: number }
+  | { readonly i: number }
+  | { readonly s: string }
+  | { readonly ints: readonly number[] }
+export type OnnxAttributes = Readonly<Record<string, OnnxAttribute>>
+
+export interface OnnxNode {
+  /** Unique, and starts with the module path, so that ORT's own messages say where they come from. */
+  readonly name: string
+  /** Path of the module whose operation it is part of. */
+  readonly path: string
+  readonly opType: string
+  /** Empty for the standard operators. */
+  readonly domain: string
+  /** Names of values; an empty name leaves an optional input out. */
+  readonly inputs: readonly string[]
+  readonly outputs: readonly string[]
+  readonly attributes: OnnxAttributes
+}
+
+/** Name and type of a value that enters or leaves the graph. */
+export interface OnnxValueInfo {
+  readonly name: string
+  readonly dtype: OnnxDType
+  readonly shape: Shape
+}
+
+/** A constant of the graph. */
+export interface OnnxInitializer extends OnnxValueInfo {
+  /** The elements, little-endian. */
+  readonly bytes: Uint8Array
+}
+
+export interface OnnxModel {
+  readonly name: string
+  readonly inputs: readonly OnnxValueInfo[]
+  readonly initializers: readonly OnnxInitializer[]
+  readonly nodes: readonly OnnxNode[]
+  readonly outputs: readonly OnnxValueInfo[]
+}

@@ -1,0 +1,90 @@
+import type { Shape } from '@rankwise/core'
+import type { OnnxAttributes, OnnxDType, OnnxInitializer, OnnxModel, OnnxNode, OnnxValueInfo } from './model.ts'
+
+/** Collects the nodes and constants of one ONNX graph; values are known by their names. */
+export class OnnxBuilder {
+  readonly #inputs: OnnxValueInfo[] = []
+  readonly #initializers = new Map<string, OnnxInitializer>()
+  readonly #nodes: OnnxNode[] = []
+  #path = ''
+
+  /** Emits the nodes of `body` as part of the module at `path`. */
+  within<T>(path: string, body: () => T): T {
+    this.#path = path
+    return body()
+  }
+
+  input(info: OnnxValueInfo): string {
+    this.#inputs.push(info)
+    return info.name
+  }
+
+  /**
+   * Adds a node with one result and returns the result's name.
+   *
+   * @param operator - `Concat`, or with its domain `com.microsoft.QuickGelu`
+   * @param inputs - an empty name leaves an optional input out
+   */
+  op(operator: string, inputs: readonly string[], attributes: OnnxAttributes = {}): string {
+    return this.ops(operator, inputs, attributes, 1)[0] as string
+  }
+
+  /** Adds a node with `count` results and returns their names. */
+  ops(operator: string, inputs: readonly string[], attributes: OnnxAttributes, count: number): readonly string[] {
+    const dot = operator.lastIndexOf('.')
+    const opType = operator.slice(dot + 1)
+    const name = `${this.#path || '(model)'}/${opType}_${this.#nodes.length}`
+    const outputs = Array.from({ length: count }, (_, i) => `${name}:${i}`)
+    this.#nodes.push({
+      name,
+      path: this.#path,
+      opType,
+      domain: operator.slice(0, Math.max(dot, 0)),
+      inputs,
+      outputs,
+      attributes,
+    })
+    return outputs
+  }
+
+  /** A constant with these elements; equal ones are stored once. */
+  constant(dtype: OnnxDType, shape: Shape, elements: ArrayBufferView): string {
+    const bytes = new Uint8Array(elements.buffer, elements.byteOffset, elements.byteLength)
+    const key = `${dtype}[${shape.join()}]${Buffer.from(bytes).toString('latin1')}`
+    const known = this.#initializers.get(key)
+    if (known !== undefined) return known.name
+    const name = `constant_${this.#initializers.size}`
+    this.#initializers.set(key, { name, dtype, shape, bytes })
+    return name
+  }
+
+  /** An int64 vector, as the shape-like inputs of operators are. */
+  integers(values: readonly number[]): string {
+    return this.constant('int64', [values.length], BigInt64Array.from(values, BigInt))
+  }
+
+  /** A float32 scalar. */
+  scalar(value: number): string {
+    return this.constant('float32', [], Float32Array.of(value))
+  }
+
+  /** A float32 tensor of one repeated value. ORT folds it, so that the serialised model holds one element. */
+  filled(shape: Shape, value: number): string {
+    return this.op('Expand', [this.scalar(value), this.integers(shape)])
+  }
+
+  reshape(x: string, shape: Shape): string {
+    // Without `allowzero` a 0 would mean "as in the input".
+    return this.op('Reshape', [x, this.integers(shape)], { allowzero: { i: 1 } })
+  }
+
+  build(name: string, outputs: readonly OnnxValueInfo[]): OnnxModel {
+    return {
+      name,
+      inputs: this.#inputs,
+      initializers: [...this.#initializers.values()],
+      nodes: this.#nodes,
+      outputs,
+    }
+  }
+}

@@ -1,0 +1,89 @@
+import { join } from 'node:path'
+import { checkPlan, readConfig } from '@rankwise/core'
+import { callOptions, directory as demoDirectory } from '@rankwise/demo-flux2'
+import { Flux2Transformer2DModel } from '@rankwise/models-flux2'
+import { Command } from 'commander'
+import { BACKEND_NAMES } from '../backends.ts'
+import { type GenerationRequest, generate } from '../generation.ts'
+import { launch } from '../launcher.ts'
+import { finiteNumber, integer, seed } from '../parse-options.ts'
+import { formatSummary } from '../summary.ts'
+
+interface GenerateOptions {
+  readonly prompt: string
+  readonly tp: number
+  readonly backend: string
+  readonly threads?: number
+  readonly seed: bigint
+  readonly steps?: number
+  readonly height?: number
+  readonly width?: number
+  readonly guidance?: number
+  readonly maxSequenceLength?: number
+  readonly out: string
+  readonly json?: true
+}
+
+export function generateCommand(): Command {
+  return new Command('generate')
+    .description('draw a picture from a prompt, on one or several ranks of this machine')
+    .argument('[pipeline]', 'pipeline folder as diffusers writes it (default: the demo pipeline)')
+    .option('--prompt <text>', 'what to draw', 'a cat on a blue background')
+    .option('--tp <n>', 'ranks that share the transformer', integer(1), 1)
+    .option('--backend <name>', `what computes: ${BACKEND_NAMES.join(', ')}`, 'ort')
+    .option('--threads <n>', 'threads of each rank (default: all cores, shared out)', integer(1))
+    .option('--seed <n>', 'seed of the noise, as in torch', seed, 42n)
+    .option('--steps <n>', "denoising steps (default: the pipeline's)", integer(1))
+    .option('--height <pixels>', "height (default: the pipeline's)", integer(1))
+    .option('--width <pixels>', "width (default: the pipeline's)", integer(1))
+    .option('--guidance <scale>', "guidance scale (default: the pipeline's)", finiteNumber)
+    .option('--max-sequence-length <n>', "text tokens (default: the pipeline's)", integer(1))
+    .option('--out <file>', 'PNG to write', 'output.png')
+    .option('--json', 'print a summary for programs')
+    .action(run)
+}
+
+async function run(pipeline: string | undefined, options: GenerateOptions): Promise<void> {
+  const request = requestOf(pipeline, options)
+  if (process.env.RANK === undefined && options.tp > 1) {
+    await checkDegree(request)
+    // Every rank runs this same command; with RANK set it takes the other branch.
+    const command = [process.execPath, ...process.execArgv, ...process.argv.slice(1)]
+    process.exitCode = await launch({ command, nprocPerNode: options.tp, prefix: true, inheritRank0: true })
+    return
+  }
+  const controller = new AbortController()
+  const interrupt = (signal: NodeJS.Signals) => controller.abort(new Error(signal))
+  process.once('SIGINT', interrupt).once('SIGTERM', interrupt)
+  const summary = await generate(request, controller.signal)
+  process.off('SIGINT', interrupt).off('SIGTERM', interrupt)
+  if (Number(process.env.RANK ?? 0) !== 0) return
+  process.stdout.write(`${options.json === true ? JSON.stringify(summary) : formatSummary(summary)}\n`)
+}
+
+function requestOf(pipeline: string | undefined, options: GenerateOptions): GenerationRequest {
+  const given = {
+    height: options.height,
+    width: options.width,
+    numInferenceSteps: options.steps,
+    guidanceScale: options.guidance,
+    maxSequenceLength: options.maxSequenceLength,
+  }
+  const chosen = Object.fromEntries(Object.entries(given).filter(([, value]) => value !== undefined))
+  return {
+    directory: pipeline ?? demoDirectory,
+    tpDegree: options.tp,
+    backend: options.backend,
+    threads: options.threads,
+    seed: options.seed,
+    out: options.out,
+    // The demo was trained for a small size; other pipelines have diffusers' defaults.
+    call: { prompt: options.prompt, ...(pipeline === undefined ? callOptions : {}), ...chosen },
+  }
+}
+
+/** Refuses a degree once, before ranks are started that would all say the same. */
+async function checkDegree({ directory, tpDegree }: GenerationRequest): Promise<void> {
+  const config = await readConfig(join(directory, 'transformer'))
+  checkPlan(Flux2Transformer2DModel, Flux2Transformer2DModel.fromConfig(config), tpDegree, true)
+}

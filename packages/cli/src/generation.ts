@@ -1,0 +1,85 @@
+import '@rankwise/collectives-local'
+import {
+  type Backend,
+  initProcessGroup,
+  type LoadProgress,
+  type LoadReport,
+  type ProcessGroup,
+  Tensor,
+  TensorParallelConfig,
+} from '@rankwise/core'
+import { Generator, type Image } from '@rankwise/diffusion'
+import { type Flux2KleinOptions, Flux2KleinPipeline } from '@rankwise/models-flux2'
+import { createBackend } from './backends.ts'
+import { createProgress, silentProgress } from './progress.ts'
+import type { GenerationSummary, RankWeights } from './summary.ts'
+
+/** What `rankwise generate` was asked for. */
+export interface GenerationRequest {
+  /** Pipeline folder as diffusers writes it. */
+  readonly directory: string
+  readonly tpDegree: number
+  readonly backend: string
+  readonly threads: number | undefined
+  readonly seed: bigint
+  readonly out: string
+  /** Call options of the pipeline that were given or that the demo recommends. */
+  readonly call: Flux2KleinOptions<'image'> & { readonly prompt: string }
+}
+
+/** Draws on this rank. The summary is that of all ranks; only rank 0 shows progress and saves the picture. */
+export async function generate(request: GenerationRequest, signal: AbortSignal): Promise<GenerationSummary> {
+  const started = performance.now()
+  await using group = await initProcessGroup({ backend: 'local' })
+  await using backend = await createBackend(request.backend, { threads: request.threads })
+  const progress = group.rank === 0 ? createProgress() : silentProgress
+  try {
+    await using pipeline = await loadPipeline(request, backend, signal, (loaded) => progress.load(loaded))
+    const loaded = performance.now()
+    const generator = new Generator().manualSeed(request.seed)
+    const steps = pipeline.steps({ ...request.call, generator, signal })
+    let next = await steps.next()
+    while (next.done !== true) {
+      progress.step(next.value.step + 1, next.value.totalSteps)
+      next = await steps.next()
+    }
+    const drawn = performance.now()
+    const image: Image = next.value.images[0]
+    if (group.rank === 0) await image.save(request.out)
+    return {
+      out: request.out,
+      prompt: request.call.prompt,
+      seed: String(request.seed),
+      height: image.height,
+      width: image.width,
+      backend: backend.name,
+      ranks: group.worldSize,
+      seconds: { load: (loaded - started) / 1000, draw: (drawn - loaded) / 1000 },
+      transformer: await gatherWeights(group, pipeline.transformer.loadReport),
+    }
+  } finally {
+    progress.stop()
+  }
+}
+
+function loadPipeline(
+  { directory, tpDegree }: GenerationRequest,
+  backend: Backend,
+  signal: AbortSignal,
+  onProgress: (progress: LoadProgress) => void,
+) {
+  const parallelConfig = new TensorParallelConfig({ tpDegree })
+  return Flux2KleinPipeline.fromPretrained(directory, { backend, parallelConfig, signal, onProgress })
+}
+
+/** Weight bytes of every rank, known to all of them. */
+async function gatherWeights(group: ProcessGroup, report: LoadReport): Promise<RankWeights> {
+  const own = new Tensor('float64', [1, 2], Float64Array.of(report.localBytes, report.readBytes))
+  const { data } = await group.collectives.allGather(own)
+  const ranks = Array.from({ length: group.worldSize }, (_, rank) => ({
+    rank,
+    localBytes: Number(data[2 * rank]),
+    readBytes: Number(data[2 * rank + 1]),
+  }))
+  return { fullBytes: report.fullBytes, ranks }
+}

@@ -1,0 +1,35 @@
+import { megabytes } from './progress.ts'
+
+/** Bytes of the transformer's weights, in the dtypes of the checkpoint. */
+export interface RankWeights {
+  readonly fullBytes: number
+  readonly ranks: readonly { readonly rank: number; readonly localBytes: number; readonly readBytes: number }[]
+}
+
+/** What a generation did; `rankwise generate --json` prints it as it is. */
+export interface GenerationSummary {
+  readonly out: string
+  readonly prompt: string
+  /** Decimal, since seeds go beyond 2^53. */
+  readonly seed: string
+  readonly height: number
+  readonly width: number
+  readonly backend: string
+  readonly ranks: number
+  readonly seconds: { readonly load: number; readonly draw: number }
+  readonly transformer: RankWeights
+}
+
+/** The summary for people. */
+export function formatSummary({ out, width, height, backend, ranks, seconds, transformer }: GenerationSummary): string {
+  const { fullBytes } = transformer
+  const shares = transformer.ranks.map(({ rank, localBytes, readBytes }) => {
+    const share = ((100 * localBytes) / fullBytes).toFixed(1)
+    return `  rank ${rank}: ${megabytes(localBytes)} of ${megabytes(fullBytes)} MB transformer weights (${share} %), ${megabytes(readBytes)} MB read`
+  })
+  return [
+    `${out}: ${width} x ${height} pixels on ${ranks} ${ranks === 1 ? 'rank' : 'ranks'} (${backend})`,
+    `  loaded in ${seconds.load.toFixed(2)} s, drawn in ${seconds.draw.toFixed(2)} s`,
+    ...shares,
+  ].join('\n')
+}

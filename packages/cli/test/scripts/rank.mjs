@@ -1,0 +1,24 @@
+// A rank whose behaviour is its arguments: one `rank:action:value` after another, in order; `*` is every rank.
+import { spawn } from 'node:child_process'
+import { setTimeout } from 'node:timers/promises'
+
+const actions = {
+  print: (text) => process.stdout.write(`${text}\n`),
+  write: (text) => process.stdout.write(text),
+  error: (text) => process.stderr.write(`${text}\n`),
+  env: (names) => process.stdout.write(`${names.split(',').map((name) => process.env[name])}\n`),
+  pid: () => process.stdout.write(`pid ${process.pid}\n`),
+  sleep: (ms) => setTimeout(Number(ms)),
+  exit: (code) => process.exit(Number(code)),
+  signal: (name) => process.kill(process.pid, name),
+  ignore: (name) => process.on(name, () => process.stdout.write(`ignored ${name}\n`)),
+  child: () => process.stdout.write(`child ${spawn('sleep', ['30'], { stdio: 'ignore' }).pid}\n`),
+  stdin: async () => {
+    for await (const chunk of process.stdin) process.stdout.write(`read ${chunk}`)
+  },
+}
+
+for (const argument of process.argv.slice(2)) {
+  const [rank, action, value] = argument.split(':')
+  if (rank === '*' || rank === process.env.RANK) await actions[action](value)
+}

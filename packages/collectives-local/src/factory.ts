@@ -1,0 +1,74 @@
+import { randomInt } from 'node:crypto'
+import { type Collectives, type EnvironmentRendezvous, RankwiseError } from '@rankwise/core'
+import { Arena } from './arena.ts'
+import { FailureDetector, type Member } from './failure-detector.ts'
+import { hostGroup, joinGroup } from './join.ts'
+import { LocalCollectives } from './local-collectives.ts'
+import { Lockstep } from './lockstep.ts'
+import { loadNative, type Native } from './native.ts'
+import { type ProcessState, processState } from './process-state.ts'
+import { SingleRankCollectives } from './single-rank-collectives.ts'
+
+export interface LocalCollectivesOptions {
+  /**
+   * Bytes of a tensor that are exchanged at a time; rank 0 decides for all. The group takes up to
+   * `2 * worldSize * slotBytes` of memory. A multiple of `64 * worldSize`, up to 2^28. @default 4 MiB
+   */
+  readonly slotBytes?: number
+}
+
+/**
+ * Larger slots need fewer meetings, which are slow when cores are contended; smaller ones stay in the cache. Measured
+ * with 2 ranks on 2 cores, 1 to 16 MiB differ by less than their noise and 256 KiB takes twice as long.
+ */
+const SLOT_BYTES = 2 ** 22
+
+/**
+ * Joins ranks of one machine over shared memory. Groups of one rank work on every platform and open nothing.
+ *
+ * @throws RankwiseError `TRANSPORT_UNSUPPORTED` when ranks cannot share memory here, `SHARED_MEMORY` when the system
+ * refuses it, `RENDEZVOUS_TIMEOUT`, `RENDEZVOUS_ADDRESS`, `RENDEZVOUS_REFUSED` or `RANK_LOST` when the ranks do not
+ * find each other
+ */
+export async function localCollectives(
+  rendezvous: EnvironmentRendezvous,
+  { slotBytes = SLOT_BYTES }: LocalCollectivesOptions = {},
+): Promise<Collectives> {
+  const { rank, worldSize, localWorldSize, timeoutMs } = rendezvous
+  if (worldSize === 1) return new SingleRankCollectives()
+  if (localWorldSize !== worldSize) throw severalMachines(worldSize, localWorldSize)
+
+  const native = await loadNative()
+  const { arena, members } =
+    rank === 0
+      ? await host(native, rendezvous, slotBytes)
+      : await joinGroup(rendezvous, self(rank), (location) => Arena.open(native, location))
+  const lockstep = new Lockstep(arena, new FailureDetector(arena, members, rank), rank, timeoutMs)
+  return new LocalCollectives(arena, lockstep, rank)
+}
+
+async function host(native: Native, rendezvous: EnvironmentRendezvous, slotBytes: number) {
+  const nonce = randomInt(1, 2 ** 31)
+  const arena = Arena.create(native, rendezvous.worldSize, slotBytes, nonce)
+  try {
+    const members = await hostGroup(rendezvous, self(0), arena.location(nonce))
+    arena.close()
+    return { arena, members }
+  } catch (error) {
+    arena.destroy()
+    throw error
+  }
+}
+
+function self(rank: number): Member {
+  const { startTime } = processState(process.pid) as ProcessState
+  return { rank, pid: process.pid, startTime }
+}
+
+function severalMachines(worldSize: number, localWorldSize: number): RankwiseError {
+  return new RankwiseError('TRANSPORT_UNSUPPORTED', "'local' collectives reach the ranks of one machine only", {
+    actual: { WORLD_SIZE: worldSize, LOCAL_WORLD_SIZE: localWorldSize },
+    rule: 'LOCAL_WORLD_SIZE equals WORLD_SIZE',
+    remedy: 'start all ranks on one machine',
+  })
+}

@@ -1,0 +1,69 @@
+import type { Arena } from './arena.ts'
+import { type Failure, nameRanks } from './failure.ts'
+import { isRunning, processState } from './process-state.ts'
+
+/** A rank and the process it is. */
+export interface Member {
+  readonly rank: number
+  readonly pid: number
+  /** See `ProcessState`. */
+  readonly startTime: string
+}
+
+/** Finds out why ranks that are waited for do not come. Each rank asks the kernel itself; no rank reports for another. */
+export class FailureDetector {
+  readonly #arena: Arena
+  readonly #peers: readonly Member[]
+
+  constructor(arena: Arena, members: readonly Member[], rank: number) {
+    this.#arena = arena
+    this.#peers = members.filter((member) => member.rank !== rank)
+  }
+
+  /** Ranks that have not reached `phase`. */
+  missing(phase: number): number[] {
+    return this.#missingPeers(phase).map(({ rank }) => rank)
+  }
+
+  /** The missing ranks and what their processes do: `rank 1 (process 4711, state T)`. */
+  describeMissing(phase: number): string {
+    return this.#missingPeers(phase)
+      .map(({ rank, pid }) => `rank ${rank} (process ${pid}, state ${processState(pid)?.state ?? 'gone'})`)
+      .join(', ')
+  }
+
+  /**
+   * Why `phase` will never be reached; undefined while it still may be.
+   *
+   * @param lookAtProcesses ask the kernel whether the missing processes still run, 15 us each
+   */
+  find(phase: number, lookAtProcesses: boolean): Failure | undefined {
+    const missing = this.#missingPeers(phase)
+    // Before what they have written: a rank writes its verdict and then ends.
+    const gone = lookAtProcesses ? missing.filter(({ pid, startTime }) => !isRunning(pid, startTime)) : []
+    const left = missing.filter(({ rank }) => this.#arena.hasLeft(rank)).map(({ rank }) => rank)
+    const verdicts = this.#peers.flatMap(({ rank }) => this.#arena.verdict(rank) ?? [])
+    const died = gone
+      .map(({ rank }) => rank)
+      .filter((rank) => !left.includes(rank) && this.#arena.verdict(rank) === undefined)
+
+    if (died.length > 0) return lost(died, `the process of ${nameRanks(died)} has ended`)
+    if (verdicts[0] !== undefined) return verdicts[0]
+    if (left.length > 0) return lost(left, `${nameRanks(left)} left the group`)
+    return undefined
+  }
+
+  #missingPeers(phase: number): Member[] {
+    return this.#peers.filter(({ rank }) => !this.#arena.hasArrived(rank, phase))
+  }
+}
+
+function lost(ranks: readonly number[], what: string): Failure {
+  return {
+    code: 'RANK_LOST',
+    what,
+    ranks,
+    rule: 'every rank takes part in every operation',
+    remedy: 'look at the output of the lost ranks for the first error',
+  }
+}

@@ -1,0 +1,76 @@
+import type { CollectiveOptions, Collectives, ReduceOp, Tensor } from '@rankwise/core'
+import { type Failure, failureError } from './failure.ts'
+import { describeOperation, type Operation, requireValid } from './operation.ts'
+
+/** Collectives of a group of one: they check their arguments and have nothing to exchange. Works on every platform. */
+export class SingleRankCollectives implements Collectives {
+  readonly name = 'local'
+  readonly rank = 0
+  readonly worldSize = 1
+  #sequence = 0
+  #failure: Failure | undefined
+
+  async allReduce(
+    tensors: readonly Tensor[],
+    { op = 'sum', signal }: CollectiveOptions & { readonly op?: ReduceOp } = {},
+  ): Promise<void> {
+    this.#check({ kind: 'allReduce', reduceOp: op, tensors }, signal)
+  }
+
+  async allGather(tensor: Tensor, { signal }: CollectiveOptions = {}): Promise<Tensor> {
+    this.#check({ kind: 'allGather', tensors: [tensor] }, signal)
+    return tensor.clone()
+  }
+
+  async reduceScatter(
+    tensor: Tensor,
+    { op = 'sum', signal }: CollectiveOptions & { readonly op?: ReduceOp } = {},
+  ): Promise<Tensor> {
+    this.#check({ kind: 'reduceScatter', reduceOp: op, tensors: [tensor] }, signal)
+    return tensor.clone()
+  }
+
+  async broadcast(
+    tensor: Tensor,
+    { source = 0, signal }: CollectiveOptions & { readonly source?: number } = {},
+  ): Promise<void> {
+    this.#check({ kind: 'broadcast', source, tensors: [tensor] }, signal)
+  }
+
+  async barrier({ signal }: CollectiveOptions = {}): Promise<void> {
+    this.#check({ kind: 'barrier', tensors: [] }, signal)
+  }
+
+  abort(reason: Error): void {
+    this.#failure ??= {
+      code: 'ABORTED',
+      what: `rank 0 aborted the group: ${reason.message}`,
+      ranks: [0],
+      cause: reason,
+    }
+  }
+
+  async destroy(): Promise<void> {
+    this.#failure ??= {
+      code: 'COLLECTIVES_DESTROYED',
+      what: 'this rank has left the group',
+      ranks: [],
+      rule: 'no operation after destroy',
+    }
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.destroy()
+  }
+
+  #check(call: Omit<Operation, 'sequence'>, signal: AbortSignal | undefined): void {
+    this.#sequence += 1
+    const operation = { ...call, sequence: this.#sequence }
+    requireValid(operation, this.worldSize)
+    if (signal?.aborted === true) {
+      const what = `rank 0 aborted ${operation.kind} #${operation.sequence}`
+      this.#failure ??= { code: 'ABORTED', what, ranks: [0], cause: signal.reason }
+    }
+    if (this.#failure !== undefined) throw failureError(this.#failure, describeOperation(operation))
+  }
+}

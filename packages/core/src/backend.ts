@@ -1,0 +1,53 @@
+import type { ShardSource } from './checkpoint/shard-source.ts'
+import type { DType } from './dtype.ts'
+import type { Segment } from './segment.ts'
+import type { Shape, Tensor } from './tensor.ts'
+
+/** What a backend can do; a model that needs more is refused before anything is loaded. */
+export interface Capabilities {
+  /** Dtypes it computes in. */
+  readonly dtypes: readonly DType[]
+}
+
+/** A tensor where the backend computes: host memory, a GPU, … */
+export interface DeviceTensor {
+  readonly dtype: DType
+  readonly shape: Shape
+  /** Frees its memory; using it afterwards is an error. Idempotent. */
+  dispose(): void
+}
+
+export interface MemoryReport {
+  /** Bytes of weights that are loaded now. */
+  readonly weightBytes: number
+  /** Segments that are compiled now. */
+  readonly executables: number
+}
+
+/** A compiled segment. It holds no weights, so blocks of equal structure share one. */
+export interface Executable {
+  /** Runs once; arguments and results are in the order of `segment.inputs`, `.parameters` and `.outputs`. */
+  run(inputs: readonly DeviceTensor[], parameters: readonly DeviceTensor[]): Promise<readonly DeviceTensor[]>
+  dispose(): Promise<void>
+}
+
+export interface LoadShardOptions {
+  /** What the weight is computed in; cast after slicing. */
+  readonly dtype: DType
+  readonly signal?: AbortSignal | undefined
+}
+
+/** What executes segments. It knows neither ranks nor placements: shapes and slices it is given are local. */
+export interface Backend extends AsyncDisposable {
+  readonly name: string
+  readonly supports: Capabilities
+  /** Loads a rank's slice of one checkpoint tensor. */
+  loadShard(source: ShardSource, options: LoadShardOptions): Promise<DeviceTensor>
+  /** Compiles the operations between two all-reduces. */
+  compile(segment: Segment): Promise<Executable>
+  upload(tensor: Tensor): DeviceTensor
+  download(tensor: DeviceTensor): Promise<Tensor>
+  memory(): MemoryReport
+  /** Frees weights and executables; idempotent. */
+  dispose(): Promise<void>
+}

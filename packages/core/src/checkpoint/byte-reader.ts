@@ -1,0 +1,90 @@
+import { constants, type FileHandle, open, stat } from 'node:fs/promises'
+import { RankwiseError } from '../errors.ts'
+
+export interface ReadOptions {
+  /** Aborting it fails the read with `ABORTED`. */
+  readonly signal?: AbortSignal | undefined
+}
+
+/**
+ * Most bytes that one call asks for. `FileHandle.read` aborts the process from 2^31 bytes on and stops short at
+ * 2^31 - 1. Calls of 1 to 16 MiB read 7 GB/s from the page cache, of 64 MiB half of that, and an abort waits for one.
+ */
+const MAX_CALL_BYTES = 16 * 1024 * 1024
+
+/** A regular file that is open for reading at any offset. */
+export class ByteReader {
+  readonly path: string
+  /** Bytes of the file when it was opened. */
+  readonly size: number
+  readonly #handle: FileHandle
+  #closing: Promise<void> | undefined
+
+  private constructor(path: string, size: number, handle: FileHandle) {
+    this.path = path
+    this.size = size
+    this.#handle = handle
+  }
+
+  /** @throws RankwiseError `SAFETENSORS_OPEN` when there is no such file or it may not be read */
+  static async open(path: string): Promise<ByteReader> {
+    try {
+      // Opening a FIFO would wait for a writer, and a directory opens without complaint.
+      if (!(await stat(path)).isFile()) throw new Error('not a regular file')
+      const handle = await open(path, constants.O_RDONLY)
+      try {
+        return new ByteReader(path, (await handle.stat()).size, handle)
+      } catch (error) {
+        await handle.close()
+        throw error
+      }
+    } catch (cause) {
+      throw new RankwiseError('SAFETENSORS_OPEN', 'the file cannot be opened', {
+        where: path,
+        actual: { problem: (cause as Error).message },
+        cause,
+      })
+    }
+  }
+
+  /**
+   * Fills `target` with the bytes from `offset` on.
+   *
+   * @param where What is read, for messages.
+   * @throws RankwiseError `SAFETENSORS_TRUNCATED` when the file ends before `target` is full, `SAFETENSORS_READ`,
+   *   `SAFETENSORS_CLOSED`, `ABORTED`
+   */
+  async readInto(target: Uint8Array, offset: number, where: string, { signal }: ReadOptions = {}): Promise<void> {
+    for (let filled = 0; filled < target.length; ) {
+      if (signal?.aborted) throw new RankwiseError('ABORTED', 'reading was aborted', { where, cause: signal.reason })
+      const bytes = await this.#readOnce(target.subarray(filled, filled + MAX_CALL_BYTES), offset + filled, where)
+      if (bytes === 0) {
+        throw new RankwiseError('SAFETENSORS_TRUNCATED', 'the file became shorter after it was opened', {
+          where,
+          actual: { bytesWhenOpened: this.size, endsAt: offset + filled, needed: offset + target.length },
+          remedy: 'do not write to a checkpoint while it is loading',
+        })
+      }
+      filled += bytes
+    }
+  }
+
+  /** Closes the file once its pending reads have ended; idempotent. */
+  close(): Promise<void> {
+    this.#closing ??= this.#handle.close()
+    return this.#closing
+  }
+
+  async #readOnce(target: Uint8Array, offset: number, where: string): Promise<number> {
+    if (this.#closing !== undefined) throw new RankwiseError('SAFETENSORS_CLOSED', 'the file was closed', { where })
+    try {
+      return (await this.#handle.read(target, 0, target.length, offset)).bytesRead
+    } catch (cause) {
+      throw new RankwiseError('SAFETENSORS_READ', 'the file cannot be read', {
+        where,
+        actual: { offset, bytes: target.length, problem: (cause as Error).message },
+        cause,
+      })
+    }
+  }
+}

@@ -1,0 +1,48 @@
+import type { Tensor } from './tensor.ts'
+
+export type ReduceOp = 'sum' | 'max' | 'min'
+
+export interface CollectiveOptions {
+  /** Aborting it fails the operation on this rank with `ABORTED` and on the others with `RANK_LOST`. */
+  readonly signal?: AbortSignal | undefined
+}
+
+/**
+ * What ranks say to each other. Every rank calls the same operations in the same order with the same shapes; results
+ * are bitwise equal on all ranks, because partial results are always added in rank order.
+ *
+ * @throws RankwiseError `RANK_LOST`, `COLLECTIVE_TIMEOUT`, `COLLECTIVE_MISMATCH`, `ABORTED` from every operation.
+ */
+export interface Collectives extends AsyncDisposable {
+  readonly name: string
+  readonly rank: number
+  readonly worldSize: number
+  /** Reduces all tensors in place, packed into one exchange. */
+  allReduce(tensors: readonly Tensor[], options?: CollectiveOptions & { readonly op?: ReduceOp }): Promise<void>
+  /** Concatenates every rank's tensor along dim 0, in rank order; all ranks give the same shape. */
+  allGather(tensor: Tensor, options?: CollectiveOptions): Promise<Tensor>
+  /** Reduces and leaves each rank its `1 / worldSize` of dim 0. */
+  reduceScatter(tensor: Tensor, options?: CollectiveOptions & { readonly op?: ReduceOp }): Promise<Tensor>
+  /** Overwrites `tensor` with the content it has on rank `source`. @default source 0 */
+  broadcast(tensor: Tensor, options?: CollectiveOptions & { readonly source?: number }): Promise<void>
+  barrier(options?: CollectiveOptions): Promise<void>
+  /** Makes pending and later operations fail on every rank with `reason`; returns at once. */
+  abort(reason: Error): void
+  /** Leaves the group and frees what it held; idempotent. */
+  destroy(): Promise<void>
+}
+
+/** How a process finds its group, as torchrun names it. */
+export interface Rendezvous {
+  readonly rank: number
+  readonly localRank: number
+  readonly worldSize: number
+  readonly localWorldSize: number
+  readonly masterAddr: string
+  readonly masterPort: number
+  /** Longest wait for peers and for any one operation, in milliseconds. */
+  readonly timeoutMs: number
+}
+
+/** Joins the group; a collectives package registers one under its name. */
+export type CollectivesFactory = (rendezvous: Rendezvous) => Promise<Collectives>

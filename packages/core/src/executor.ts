@@ -1,0 +1,183 @@
+import type { Backend, DeviceTensor, Executable } from './backend.ts'
+import type { Collectives } from './collectives.ts'
+import { RankwiseError } from './errors.ts'
+import type { Value } from './graph.ts'
+import type { PlacedGraph } from './partition.ts'
+import { type Segment, type Step, stepsOf } from './segment.ts'
+import { sameShape, type Tensor } from './tensor.ts'
+
+export interface ExecutorOptions {
+  readonly backend: Backend
+  /** The group whose ranks hold the shards; undefined at degree 1. */
+  readonly collectives: Collectives | undefined
+  /** This rank's shard of every weight, by name. */
+  readonly weights: ReadonlyMap<string, DeviceTensor>
+}
+
+export interface RunOptions {
+  /** Aborting it stops before the next segment, or inside an all-reduce, with `ABORTED`. */
+  readonly signal?: AbortSignal | undefined
+}
+
+type AllReduceStep = Extract<Step, { kind: 'all_reduce' }>
+
+/** Runs one rank's part of a placed graph: segments on the backend, all-reduces between them. */
+export class GraphExecutor {
+  readonly #graph: PlacedGraph
+  readonly #options: ExecutorOptions
+  readonly #steps: readonly Step[]
+  /** For every step, the values that no later step uses. */
+  readonly #released: readonly (readonly number[])[]
+  readonly #executables = new Map<string, Executable>()
+
+  private constructor(graph: PlacedGraph, options: ExecutorOptions) {
+    this.#graph = graph
+    this.#options = options
+    this.#steps = stepsOf(graph, options.collectives?.rank ?? 0)
+    this.#released = releasedAfter(this.#steps, graph)
+  }
+
+  /** Compiles every distinct segment once. */
+  static async compile(graph: PlacedGraph, options: ExecutorOptions): Promise<GraphExecutor> {
+    const executor = new GraphExecutor(graph, options)
+    try {
+      for (const step of executor.#steps) {
+        if (step.kind !== 'segment' || executor.#executables.has(step.segment.key)) continue
+        executor.#executables.set(step.segment.key, await options.backend.compile(step.segment))
+      }
+    } catch (error) {
+      await executor.dispose()
+      throw error
+    }
+    return executor
+  }
+
+  /**
+   * @param inputs - one tensor per graph input, of the shape it was traced with
+   * @throws RankwiseError `INPUT_MISMATCH`, `ABORTED`, and those of the backend and the collectives
+   */
+  async run(inputs: Readonly<Record<string, Tensor>>, { signal }: RunOptions = {}): Promise<Record<string, Tensor>> {
+    const { backend } = this.#options
+    const values = new Map<number, DeviceTensor>()
+    try {
+      refuseUnknown(this.#graph, inputs)
+      for (const value of this.#graph.inputs) values.set(value.id, backend.upload(matchingInput(value, inputs)))
+      for (const [i, step] of this.#steps.entries()) {
+        throwIfAborted(signal)
+        if (step.kind === 'segment') await this.#runSegment(step.segment, values)
+        else await this.#allReduce(step, values, this.#released[i] ?? [], signal)
+        for (const id of this.#released[i] ?? []) release(values, id)
+      }
+      const results: Record<string, Tensor> = {}
+      for (const [name, value] of Object.entries(this.#graph.outputs)) {
+        results[name] = await backend.download(tensorAt(values, value.id))
+      }
+      return results
+    } finally {
+      for (const id of [...values.keys()]) release(values, id)
+    }
+  }
+
+  async dispose(): Promise<void> {
+    for (const executable of this.#executables.values()) await executable.dispose()
+    this.#executables.clear()
+  }
+
+  async #runSegment(segment: Segment, values: Map<number, DeviceTensor>): Promise<void> {
+    const executable = this.#executables.get(segment.key)
+    if (executable === undefined) {
+      throw new RankwiseError('EXECUTOR_DISPOSED', 'the model was disposed', { where: this.#graph.name })
+    }
+    const weights = segment.parameters.map((parameter) => this.#weight(parameter.name ?? ''))
+    const inputs = segment.inputs.map((input) => tensorAt(values, input.id))
+    const outputs = await executable.run(inputs, weights)
+    for (const [i, output] of segment.outputs.entries()) values.set(output.id, outputs[i] as DeviceTensor)
+  }
+
+  /** Sums partial values over the ranks; with one rank, the part is the sum. */
+  async #allReduce(
+    { inputs: partials, outputs: sums }: AllReduceStep,
+    values: Map<number, DeviceTensor>,
+    released: readonly number[],
+    signal: AbortSignal | undefined,
+  ): Promise<void> {
+    const { backend, collectives } = this.#options
+    if (collectives === undefined) {
+      for (const [i, partial] of partials.entries()) values.set((sums[i] as Value).id, tensorAt(values, partial.id))
+      return
+    }
+    const tensors = await Promise.all(
+      partials.map(async (partial) => {
+        const tensor = await backend.download(tensorAt(values, partial.id))
+        // The sum is written over the part, which a later linear operation may still need.
+        return released.includes(partial.id) ? tensor : tensor.clone()
+      }),
+    )
+    await collectives.allReduce(tensors, { signal })
+    for (const [i, tensor] of tensors.entries()) values.set((sums[i] as Value).id, backend.upload(tensor))
+  }
+
+  #weight(name: string): DeviceTensor {
+    const weight = this.#options.weights.get(name)
+    if (weight === undefined) throw new RankwiseError('WEIGHT_NOT_LOADED', 'the weight is not loaded', { where: name })
+    return weight
+  }
+}
+
+function refuseUnknown(graph: PlacedGraph, inputs: Readonly<Record<string, Tensor>>): void {
+  const known = graph.inputs.map((value) => value.name)
+  const unknown = Object.keys(inputs).find((name) => !known.includes(name))
+  if (unknown === undefined) return
+  throw new RankwiseError('INPUT_MISMATCH', `the traced graph has no input '${unknown}'`, {
+    where: unknown,
+    actual: { known },
+    rule: 'inputs are those of the traced graph',
+  })
+}
+
+function matchingInput(value: Value, inputs: Readonly<Record<string, Tensor>>): Tensor {
+  const name = value.name ?? ''
+  const tensor = inputs[name]
+  if (tensor === undefined || tensor.dtype !== value.dtype || !sameShape(tensor.shape, value.shape)) {
+    throw new RankwiseError('INPUT_MISMATCH', `the input '${name}' does not fit the traced graph`, {
+      where: name,
+      actual: {
+        given: tensor === undefined ? 'nothing' : `${tensor.dtype}[${tensor.shape.join(', ')}]`,
+        traced: `${value.dtype}[${value.shape.join(', ')}]`,
+      },
+      rule: 'inputs have the dtype and shape they were traced with',
+    })
+  }
+  return tensor
+}
+
+/** @throws RankwiseError `ABORTED` */
+export function throwIfAborted(signal: AbortSignal | undefined): void {
+  if (signal?.aborted) throw new RankwiseError('ABORTED', 'the operation was aborted', { cause: signal.reason })
+}
+
+function tensorAt(values: ReadonlyMap<number, DeviceTensor>, id: number): DeviceTensor {
+  const value = values.get(id)
+  if (value === undefined) throw new RankwiseError('EXECUTOR_VALUE', `value ${id} is not there`)
+  return value
+}
+
+/** Forgets a value; its tensor is freed unless it goes on under another id, as sums over one rank do. */
+function release(values: Map<number, DeviceTensor>, id: number): void {
+  const tensor = values.get(id)
+  values.delete(id)
+  if (tensor !== undefined && ![...values.values()].includes(tensor)) tensor.dispose()
+}
+
+function releasedAfter(steps: readonly Step[], graph: PlacedGraph): readonly (readonly number[])[] {
+  const kept = new Set(Object.values(graph.outputs).map((value) => value.id))
+  const lastUse = new Map<number, number>()
+  for (const [i, step] of steps.entries()) {
+    for (const value of step.kind === 'segment' ? step.segment.inputs : step.inputs) lastUse.set(value.id, i)
+  }
+  const released: number[][] = steps.map(() => [])
+  for (const [id, step] of lastUse) {
+    if (!kept.has(id)) released[step]?.push(id)
+  }
+  return released
+}

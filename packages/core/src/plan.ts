@@ -1,0 +1,128 @@
+import { RankwiseError } from './errors.ts'
+import { type Module, ModuleList } from './module.ts'
+import { Linear } from './nn/linear.ts'
+import { type LinearPlacement, type ParallelStyle, type ParameterPlacement, placeLinear } from './styles.ts'
+
+/**
+ * Which Linears of a model are split, and how. A key is a module path relative to the model with at most one `*`,
+ * which stands for every index of a ModuleList: `transformer_blocks.*.attn.to_q`. What no key names is replicated.
+ */
+export type TensorParallelPlan = Readonly<Record<string, ParallelStyle>>
+
+/** Placements of all split parameters by name. */
+export type ParameterPlacements = ReadonlyMap<string, ParameterPlacement>
+
+/**
+ * Resolves a plan against a model. Reads nothing but shapes.
+ *
+ * @throws RankwiseError `PLAN_WILDCARDS`, `PLAN_WILDCARD_LIST`, `PLAN_PATH`, `PLAN_NOT_LINEAR`, and those of a style
+ */
+export function resolvePlan(model: Module, plan: TensorParallelPlan): ParameterPlacements {
+  const placements = new Map<string, ParameterPlacement>()
+  for (const [key, style] of Object.entries(plan)) {
+    for (const path of expandKey(model, key)) {
+      const linear = linearAt(model, path, key)
+      const placed: LinearPlacement = placeLinear(style, linear, path)
+      placements.set(`${path}.weight`, placed.weight)
+      if (linear.bias !== undefined) placements.set(`${path}.bias`, placed.bias)
+    }
+  }
+  return placements
+}
+
+/** The paths that a plan key stands for. */
+function expandKey(model: Module, key: string): readonly string[] {
+  const parts = key.split('*')
+  if (parts.length > 2) {
+    throw new RankwiseError('PLAN_WILDCARDS', `the plan key '${key}' has ${parts.length - 1} wildcards`, {
+      where: key,
+      rule: "a plan key has at most one '*'",
+      remedy: 'write one key per outer index',
+    })
+  }
+  const [before, after] = parts
+  if (before === undefined || after === undefined) return [key]
+  const container = before.replace(/\.$/, '')
+  const list = submodule(model, container, key)
+  if (!(list instanceof ModuleList)) {
+    throw new RankwiseError('PLAN_WILDCARD_LIST', `'*' in '${key}' does not expand over a list`, {
+      where: container || '(model)',
+      actual: { module: list.constructor.name },
+      rule: "what comes before '*' is a ModuleList",
+    })
+  }
+  return Array.from({ length: list.length }, (_, i) => `${before}${i}${after}`)
+}
+
+function linearAt(model: Module, path: string, key: string): Linear {
+  const module = submodule(model, path, key)
+  if (module instanceof Linear) return module
+  throw new RankwiseError('PLAN_NOT_LINEAR', `the plan key '${key}' names a ${module.constructor.name}`, {
+    where: path,
+    rule: 'a parallel style applies to a Linear',
+  })
+}
+
+function submodule(model: Module, path: string, key: string): Module {
+  try {
+    return model.getSubmodule(path)
+  } catch (error) {
+    throw new RankwiseError('PLAN_PATH', `the plan key '${key}' names no module of a ${model.constructor.name}`, {
+      where: path,
+      rule: 'plan keys are module paths relative to the model',
+      cause: error,
+    })
+  }
+}
+
+/**
+ * The degrees that a plan and a head count allow, ascending: those that divide the heads and every
+ * block. A model with neither has the degree 1.
+ *
+ * @param heads - number of attention heads; undefined for a model without any
+ */
+export function legalDegrees(placements: ParameterPlacements, heads: number | undefined): readonly number[] {
+  const sizes = [...placements.values()].flatMap(({ placement }) =>
+    placement.kind === 'shard' ? placement.blocks : [],
+  )
+  const divisor = [...sizes, ...(heads === undefined ? [] : [heads])].reduce(greatestCommonDivisor, 0)
+  if (divisor === 0) return [1]
+  return Array.from({ length: divisor }, (_, i) => i + 1).filter((degree) => divisor % degree === 0)
+}
+
+function greatestCommonDivisor(a: number, b: number): number {
+  return b === 0 ? a : greatestCommonDivisor(b, a % b)
+}
+
+/**
+ * Refuses a degree before anything is read.
+ *
+ * @throws RankwiseError `TP_DEGREE_INVALID`, `HEADS_NOT_DIVISIBLE`, `BLOCK_NOT_DIVISIBLE`
+ */
+export function checkDegree(placements: ParameterPlacements, heads: number | undefined, tpDegree: number): void {
+  if (!Number.isInteger(tpDegree) || tpDegree < 1) {
+    throw new RankwiseError('TP_DEGREE_INVALID', `${tpDegree} is not a tensor-parallel degree`, {
+      rule: 'tpDegree is a positive integer',
+    })
+  }
+  const degrees = legalDegrees(placements, heads)
+  if (heads !== undefined && heads % tpDegree !== 0) {
+    throw new RankwiseError('HEADS_NOT_DIVISIBLE', `${heads} attention heads cannot be split over ${tpDegree} ranks`, {
+      where: 'numAttentionHeads',
+      actual: { heads, tpDegree, legalDegrees: degrees },
+      rule: 'the number of attention heads is divisible by the tensor-parallel degree',
+      remedy: `use a degree of ${degrees.join(', ')}`,
+    })
+  }
+  for (const [name, { placement }] of placements) {
+    if (placement.kind !== 'shard') continue
+    const block = placement.blocks.find((size) => size % tpDegree !== 0)
+    if (block === undefined) continue
+    throw new RankwiseError('BLOCK_NOT_DIVISIBLE', `a block of ${block} cannot be split over ${tpDegree} ranks`, {
+      where: name,
+      actual: { block, dim: placement.dim, blocks: placement.blocks, tpDegree, legalDegrees: degrees },
+      rule: 'every block of a split weight is divisible by the tensor-parallel degree',
+      remedy: `use a degree of ${degrees.join(', ')}`,
+    })
+  }
+}

@@ -1,0 +1,6 @@
+export { runGraph } from './evaluate.ts'
+export type { Float64Tensor } from './kernel.ts'
+export { ReferenceBackend } from './reference-backend.ts'
+export { hasReferenceOp, referenceOp } from './reference-op.ts'
+export { runRanks } from './run-ranks.ts'
+export { shardTensor } from './shard-tensor.ts'

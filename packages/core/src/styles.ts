@@ -1,0 +1,118 @@
+import { RankwiseError } from './errors.ts'
+import type { Linear } from './nn/linear.ts'
+import { type Placement, REPLICATED, shard } from './placement.ts'
+
+/** Column-wise with several fused projections in one weight; each is split by itself. */
+export interface PackedColwise {
+  readonly kind: 'packed_colwise'
+  readonly blocks: readonly number[] | undefined
+}
+
+/** Row-wise for an input that joins several values; each is split by itself. */
+export interface PackedRowwise {
+  readonly kind: 'packed_rowwise'
+  readonly blocks: readonly number[] | undefined
+}
+
+/**
+ * How a plan splits a Linear.
+ *
+ * - `colwise`: output features are dealt out; the input is replicated.
+ * - `rowwise`: input features are dealt out; the output is a partial sum.
+ * - `rowwise_split_input`: rowwise for a replicated input, which every rank slices for itself.
+ * - `packedColwise(blocks?)`, `packedRowwise(blocks?)`: the same for fused projections.
+ */
+export type ParallelStyle = 'colwise' | 'rowwise' | 'rowwise_split_input' | PackedColwise | PackedRowwise
+
+/**
+ * @param blocks - proportional integers whose sum divides the rows of the weight (`[1, 1]` for gate and up);
+ *   omitted, the Linear's own `packedColBlocks`
+ */
+export function packedColwise(blocks?: readonly number[]): PackedColwise {
+  return { kind: 'packed_colwise', blocks }
+}
+
+/**
+ * @param blocks - proportional integers whose sum divides the columns of the weight; omitted, the Linear's own
+ *   `packedRowBlocks`
+ */
+export function packedRowwise(blocks?: readonly number[]): PackedRowwise {
+  return { kind: 'packed_rowwise', blocks }
+}
+
+/** How one weight is held by a rank. */
+export interface ParameterPlacement {
+  readonly placement: Placement
+  /** Whether a replicated input is sliced for this row-wise weight. */
+  readonly splitInput: boolean
+}
+
+/** Placements of a Linear's weight and bias under a style. */
+export interface LinearPlacement {
+  readonly weight: ParameterPlacement
+  readonly bias: ParameterPlacement
+}
+
+const REPLICATED_PARAMETER: ParameterPlacement = { placement: REPLICATED, splitInput: false }
+
+/**
+ * @param path - module path, for errors
+ * @throws RankwiseError `STYLE_UNKNOWN`, `PACKED_BLOCKS_MISSING`, `PACKED_BLOCKS_SUM`
+ */
+export function placeLinear(style: ParallelStyle, linear: Linear, path: string): LinearPlacement {
+  const [rows, columns] = linear.weight.shape as readonly [number, number]
+  if (style === 'colwise') return colwise([rows])
+  if (style === 'rowwise') return rowwise([columns], false)
+  if (style === 'rowwise_split_input') return rowwise([columns], true)
+  if (isPacked(style, 'packed_colwise')) {
+    return colwise(blockSizes(rows, style.blocks ?? linear.packedColBlocks, path, 'packedColBlocks'))
+  }
+  if (isPacked(style, 'packed_rowwise')) {
+    return rowwise(blockSizes(columns, style.blocks ?? linear.packedRowBlocks, path, 'packedRowBlocks'), false)
+  }
+  throw new RankwiseError('STYLE_UNKNOWN', `unknown parallel style ${JSON.stringify(style)}`, {
+    where: path,
+    rule: 'a style is colwise, rowwise, rowwise_split_input, packedColwise(blocks?) or packedRowwise(blocks?)',
+  })
+}
+
+function isPacked<K extends string>(
+  style: unknown,
+  kind: K,
+): style is { kind: K; blocks: readonly number[] | undefined } {
+  return typeof style === 'object' && style !== null && 'kind' in style && style.kind === kind
+}
+
+function colwise(blocks: readonly number[]): LinearPlacement {
+  const rows = { placement: shard(0, blocks), splitInput: false }
+  return { weight: rows, bias: rows }
+}
+
+function rowwise(blocks: readonly number[], splitInput: boolean): LinearPlacement {
+  return { weight: { placement: shard(1, blocks), splitInput }, bias: REPLICATED_PARAMETER }
+}
+
+/** Absolute block sizes of a packed dimension from proportional integers. */
+function blockSizes(
+  size: number,
+  blocks: readonly number[] | undefined,
+  path: string,
+  property: 'packedColBlocks' | 'packedRowBlocks',
+): readonly number[] {
+  if (blocks === undefined || blocks.length === 0) {
+    throw new RankwiseError('PACKED_BLOCKS_MISSING', 'a packed style has no blocks', {
+      where: path,
+      rule: `blocks come from the style or from the Linear's ${property}`,
+      remedy: `pass blocks to the style, or ${property} to the Linear`,
+    })
+  }
+  const sum = blocks.reduce((total, block) => total + block, 0)
+  if (blocks.some((block) => !Number.isInteger(block) || block <= 0) || size % sum !== 0) {
+    throw new RankwiseError('PACKED_BLOCKS_SUM', `${size} cannot be split in the proportions ${blocks.join(':')}`, {
+      where: path,
+      actual: { size, blocks, sum },
+      rule: 'blocks are positive integers whose sum divides the packed dimension',
+    })
+  }
+  return blocks.map((block) => (block * size) / sum)
+}

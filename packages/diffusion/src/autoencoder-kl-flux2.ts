@@ -1,0 +1,143 @@
+import {
+  Conv2d,
+  type Graph,
+  ModelMixin,
+  RankwiseError,
+  type RunOptions,
+  type Tensor,
+  type TracedTensor,
+  trace,
+} from '@rankwise/core'
+import { type LatentStatistics, latentStatistics } from './latents.ts'
+import type { LatentDType } from './rounding.ts'
+import { BatchNormStatistics } from './vae/batch-norm.ts'
+import { type AutoencoderKLFlux2Config, parseAutoencoderKLFlux2Config } from './vae/config.ts'
+import { Decoder } from './vae/decoder.ts'
+import { Encoder } from './vae/encoder.ts'
+
+/** A token of the transformer is a patch of 2x2 latents; the checkpoint has the statistics of patches. */
+const LATENTS_PER_PATCH = 4
+
+/** Autoencoder of FLUX.2: images to latents and back. */
+export class AutoencoderKLFlux2 extends ModelMixin {
+  // A counter of training steps, stored as int64.
+  static readonly ignoredWeights: readonly RegExp[] = [/^bn\.num_batches_tracked$/]
+
+  readonly config: AutoencoderKLFlux2Config
+  readonly encoder: Encoder
+  readonly decoder: Decoder
+  readonly quant_conv: Conv2d | undefined
+  readonly post_quant_conv: Conv2d | undefined
+  readonly bn: BatchNormStatistics
+
+  constructor(config: AutoencoderKLFlux2Config) {
+    super()
+    const { blockOutChannels, decoderBlockOutChannels, latentChannels } = config
+    const moments = 2 * latentChannels
+    this.config = config
+    this.encoder = new Encoder({ ...config, outChannels: moments })
+    this.decoder = new Decoder({
+      ...config,
+      inChannels: latentChannels,
+      blockOutChannels: decoderBlockOutChannels ?? blockOutChannels,
+    })
+    this.quant_conv = config.useQuantConv ? new Conv2d(moments, moments, 1) : undefined
+    this.post_quant_conv = config.usePostQuantConv ? new Conv2d(latentChannels, latentChannels, 1) : undefined
+    this.bn = new BatchNormStatistics(LATENTS_PER_PATCH * latentChannels)
+  }
+
+  /**
+   * Builds the autoencoder that a `config.json` of diffusers describes, without weights.
+   *
+   * @throws RankwiseError `CONFIG_INVALID`; `CONFIG_UNSUPPORTED` for other blocks, activations and patches
+   */
+  static fromConfig(config: unknown): AutoencoderKLFlux2 {
+    return new AutoencoderKLFlux2(parseAutoencoderKLFlux2Config(config))
+  }
+
+  /** Pixels per latent along each side. */
+  get vaeScaleFactor(): number {
+    return 2 ** (this.config.blockOutChannels.length - 1)
+  }
+
+  /**
+   * Latents to images.
+   *
+   * @param latents - `[batch, latentChannels, height, width]`, cast to the dtype of the model
+   * @returns images `[batch, outChannels, height * vaeScaleFactor, width * vaeScaleFactor]`, nominally in [-1, 1] and
+   *   not clamped
+   * @throws RankwiseError `LATENTS_SHAPE`, `MODEL_NOT_LOADED`, `ABORTED`, and those of the backend
+   */
+  async decode(latents: Tensor, options?: RunOptions): Promise<Tensor> {
+    requireChannels(latents, this.config.latentChannels, 'LATENTS_SHAPE', 'latents')
+    const { sample } = await this.execute(
+      'decode',
+      { z: latents.cast(this.dtype) },
+      ({ z }) => ({ sample: this.#decode(z) }),
+      options,
+    )
+    return sample as Tensor
+  }
+
+  /**
+   * Images to latents: the mode of the distribution that the encoder gives, so nothing is drawn.
+   *
+   * @param image - `[batch, inChannels, height, width]` in [-1, 1], cast to the dtype of the model
+   * @returns latents `[batch, latentChannels, height / vaeScaleFactor, width / vaeScaleFactor]`
+   * @throws RankwiseError `IMAGE_SHAPE`, `MODEL_NOT_LOADED`, `ABORTED`, and those of the backend
+   */
+  async encode(image: Tensor, options?: RunOptions): Promise<Tensor> {
+    requireChannels(image, this.config.inChannels, 'IMAGE_SHAPE', 'image')
+    const { mode } = await this.execute(
+      'encode',
+      { sample: image.cast(this.dtype) },
+      ({ sample }) => ({ mode: this.#mode(sample) }),
+      options,
+    )
+    return mode as Tensor
+  }
+
+  /**
+   * Mean and standard deviation of the folded latents, by which a pipeline normalises them.
+   *
+   * @param dtype - of the latents. @default 'float32'
+   * @returns both `[4 * latentChannels]`
+   * @throws RankwiseError `MODEL_NOT_LOADED`, and those of the backend
+   */
+  async latentStatistics(dtype: LatentDType = 'float32'): Promise<LatentStatistics> {
+    const mean = (await this.weight('bn.running_mean')) as Tensor<LatentDType>
+    const variance = (await this.weight('bn.running_var')) as Tensor<LatentDType>
+    return latentStatistics(mean, variance, this.config.batchNormEps, dtype)
+  }
+
+  /** An image `[batch, inChannels, height, width]` through encoder and decoder. */
+  override forward(sample: TracedTensor): TracedTensor {
+    return this.#decode(this.#mode(sample))
+  }
+
+  override traceExample(): Graph {
+    const side = 2 * this.vaeScaleFactor
+    const sample = { dtype: 'float32', shape: [1, this.config.inChannels, side, side] } as const
+    return trace('AutoencoderKLFlux2.forward', this, { sample }, ({ sample }) => ({ sample: this.forward(sample) }))
+  }
+
+  #decode(z: TracedTensor): TracedTensor {
+    return this.decoder.call(this.post_quant_conv?.call(z) ?? z)
+  }
+
+  /** The encoder gives mean and log variance of a normal distribution, whose mode is its mean. */
+  #mode(sample: TracedTensor): TracedTensor {
+    const encoded = this.encoder.call(sample)
+    const moments = this.quant_conv?.call(encoded) ?? encoded
+    return moments.slice(1, this.config.latentChannels)
+  }
+}
+
+function requireChannels({ shape }: Tensor, channels: number, code: string, what: string): void {
+  if (shape.length === 4 && shape[1] === channels && shape.every((size) => size > 0)) return
+  throw new RankwiseError(code, `the ${what} do not fit the autoencoder`, {
+    where: 'AutoencoderKLFlux2',
+    actual: { shape, channels },
+    rule: 'the shape is [batch, channels, height, width]',
+  })
+}

@@ -1,0 +1,305 @@
+import { fileURLToPath } from 'node:url'
+import { ort } from '@rankwise/backend-ort'
+import {
+  type Backend,
+  Checkpoint,
+  checkDegree,
+  type Module,
+  partition,
+  planReport,
+  readConfig,
+  resolvePlan,
+  Tensor,
+  type TensorParallelPlan,
+} from '@rankwise/core'
+import { expectClose, referencePath, relativeRms } from '@rankwise/fixtures'
+import { describe, expect, it } from 'vitest'
+import { causalAttentionBias } from '../src/qwen3/attention-bias.ts'
+import { rotaryTables } from '../src/qwen3/rotary-tables.ts'
+import { Qwen3ForCausalLM, type Qwen3Inputs } from '../src/qwen3.ts'
+import { MutantBackend, type Mutation, withAttributes } from './mutant-backend.ts'
+import { codeOf, goldenJson, goldenTensors } from './support.ts'
+
+interface TextGolden {
+  readonly pad_token_id: number
+  readonly prompt_embeds_rows: Readonly<Record<string, readonly number[]>>
+  readonly cases: Readonly<Record<string, { readonly token_ids_unpadded: readonly (readonly number[])[] }>>
+}
+
+/** float32 kernels stay below 1e-6. */
+const TOLERANCE = { relativeRms: 5e-6 }
+
+const NAME = 'flux2-klein-tiny'
+const FOLDER = referencePath(NAME, 'text_encoder')
+const DEMO_FOLDER = fileURLToPath(new URL('../../demo-flux2/pipeline/text_encoder', import.meta.url))
+const OUT_LAYERS = [9, 18, 27]
+
+const load = (backend: Backend) => Qwen3ForCausalLM.fromPretrained(FOLDER, { backend })
+
+/** Token ids padded on the right, as the pipeline pads them. */
+function padded(rows: readonly (readonly number[])[], length: number, padTokenId: number): Qwen3Inputs {
+  const inputIds = Tensor.int32([rows.length, length], new Int32Array(rows.length * length).fill(padTokenId))
+  const attentionMask = Tensor.zeros('int32', inputIds.shape)
+  for (const [i, ids] of rows.entries()) {
+    inputIds.data.set(ids, i * length)
+    attentionMask.data.fill(1, i * length, i * length + ids.length)
+  }
+  return { inputIds, attentionMask }
+}
+
+async function goldenInputs(): Promise<Qwen3Inputs> {
+  const golden = await goldenTensors('text', `${NAME}.safetensors`)
+  return {
+    inputIds: golden('len96.input_ids').cast('int32'),
+    attentionMask: golden('len96.attention_mask').cast('int32'),
+  }
+}
+
+/** Golden hidden states side by side, in the layout of prompt embeddings. */
+async function goldenStates(layers: readonly number[]): Promise<Tensor> {
+  const golden = await goldenTensors('text', `${NAME}.safetensors`)
+  const states = golden('len96.hidden_states')
+  const [, , tokens, width] = states.shape as readonly [number, number, number, number]
+  const result = Tensor.zeros('float32', [1, tokens, layers.length * width])
+  for (let token = 0; token < tokens; token++) {
+    for (const [i, k] of layers.entries()) {
+      const from = (k * tokens + token) * width
+      result.data.set((states.data as Float32Array).subarray(from, from + width), (token * layers.length + i) * width)
+    }
+  }
+  return result
+}
+
+describe('goldens of transformers', () => {
+  it.each([128, 512])('prompt embeddings of %i tokens, rows of padding included', async (length) => {
+    const { cases, prompt_embeds_rows, pad_token_id } = await goldenJson<TextGolden>('text', `${NAME}.json`)
+    const golden = await goldenTensors('text', `${NAME}.safetensors`)
+    const rows = prompt_embeds_rows[length]?.map((row) => cases[length]?.token_ids_unpadded[row] ?? []) ?? []
+    await using backend = await ort({ device: 'cpu' })
+    await using encoder = await load(backend)
+    const embeds = await encoder.encode(padded(rows, length, pad_token_id))
+    expectClose(embeds, golden(`len${length}.prompt_embeds`), TOLERANCE)
+  })
+
+  it.each([0, 1, 2, 5, 9, 18, 26, 27])('the hidden state behind %i layers', async (k) => {
+    await using backend = await ort({ device: 'cpu' })
+    await using encoder = await load(backend)
+    expectClose(await encoder.encode(await goldenInputs(), { outLayers: [k] }), await goldenStates([k]), TOLERANCE)
+  })
+})
+
+describe('a wrong computation is noticed', () => {
+  const changeAttention = (causal: boolean): Mutation => ({
+    node: (node) =>
+      node.op === 'attention'
+        ? { ...node, inputs: node.inputs.slice(0, 3), attributes: { ...node.attributes, causal } }
+        : node,
+  })
+  const swapHalves = (name: RegExp): Mutation => ({
+    weight: (weight, weightName) => (name.test(weightName) ? swapRows(weight) : weight),
+  })
+  const mutants: Record<string, Mutation> = {
+    'epsilon of the norms': withAttributes('rms_norm', { eps: 1e-5 }),
+    'rotation of neighbouring pairs': withAttributes('rope', { interleaved: true }),
+    'scale of the attention': withAttributes('attention', { scale: 1 }),
+    'no mask at all': changeAttention(false),
+    'padding not masked': changeAttention(true),
+    'keys of the wrong group': swapHalves(/k_proj/),
+    'values of the wrong group': swapHalves(/v_proj/),
+  }
+
+  it.each(Object.entries(mutants))('%s', async (_name, mutation) => {
+    await using encoder = await load(new MutantBackend(mutation))
+    const difference = relativeRms(await encoder.encode(await goldenInputs()), await goldenStates(OUT_LAYERS))
+    expect(difference).toBeGreaterThan(TOLERANCE.relativeRms)
+  })
+
+  it('hidden states of the layers before', async () => {
+    await using backend = await ort({ device: 'cpu' })
+    await using encoder = await load(backend)
+    const embeds = await encoder.encode(await goldenInputs(), { outLayers: OUT_LAYERS.map((k) => k - 1) })
+    expect(relativeRms(embeds, await goldenStates(OUT_LAYERS))).toBeGreaterThan(TOLERANCE.relativeRms)
+  })
+})
+
+/** Swaps the two halves of a weight's rows. */
+function swapRows(weight: Tensor): Tensor {
+  const { shape, data } = weight.cast('float32')
+  const half = data.length / 2
+  return Tensor.float32(shape, [...data.subarray(half), ...data.subarray(0, half)])
+}
+
+describe('weights', () => {
+  it.each([
+    { folder: FOLDER, type: Qwen3ForCausalLM, depth: 27 },
+    { folder: DEMO_FOLDER, type: Qwen3ForCausalLM, depth: 27 },
+    { folder: FOLDER, type: Qwen3ForCausalLM.withOutLayers([3, 12]), depth: 12 },
+    { folder: FOLDER, type: Qwen3ForCausalLM.withOutLayers([0]), depth: 0 },
+  ])('of $depth layers have the names and shapes of the checkpoint: $folder', async ({ folder, type, depth }) => {
+    const model = type.fromConfig(await readConfig(folder))
+    await using checkpoint = await Checkpoint.open(folder, { weightsName: type.weightsName })
+    const isIgnored = (name: string) => type.ignoredWeights.some((pattern) => pattern.test(name))
+    const stored = [...checkpoint.tensors]
+      .filter(([name]) => !isIgnored(name))
+      .map(([name, { shape }]) => [name, shape])
+    expect(shapesOf(model)).toEqual(Object.fromEntries(stored))
+    expect(stored).toHaveLength(1 + 11 * depth)
+  })
+
+  it('of later layers are not loaded', async () => {
+    const type = Qwen3ForCausalLM.withOutLayers([2, 1])
+    expect(type.name).toBe('Qwen3ForCausalLM')
+    await using backend = await ort({ device: 'cpu' })
+    await using encoder = await type.fromPretrained(FOLDER, { backend })
+    const elements = [...encoder.namedParameters()].reduce(
+      (sum, [, { shape }]) => sum + shape.reduce((a, b) => a * b),
+      0,
+    )
+    expect(encoder.loadReport.localBytes).toBe(4 * elements)
+    expect(encoder.loadReport.readBytes).toBe(4 * elements)
+    expectClose(await encoder.encode(await goldenInputs()), await goldenStates([2, 1]), TOLERANCE)
+  })
+})
+
+function shapesOf(model: Module): Record<string, readonly number[]> {
+  return Object.fromEntries([...model.namedParameters()].map(([name, { shape }]) => [name, shape]))
+}
+
+describe('the demo pipeline', () => {
+  it('is encoded from bfloat16 weights', async () => {
+    await using backend = await ort({ device: 'cpu' })
+    await using encoder = await Qwen3ForCausalLM.fromPretrained(DEMO_FOLDER, { backend })
+    const embeds = await encoder.encode(padded([[1, 2, 3]], 32, 1254))
+    expect(embeds.dtype).toBe('float32')
+    expect(embeds.shape).toEqual([1, 32, 192])
+    expect(embeds.data.every((value) => Number.isFinite(value))).toBe(true)
+  })
+})
+
+describe('config', () => {
+  const base = {
+    vocab_size: 100,
+    hidden_size: 48,
+    intermediate_size: 96,
+    num_hidden_layers: 36,
+    num_attention_heads: 4,
+    num_key_value_heads: 2,
+    head_dim: 32,
+    rope_theta: 1e6,
+  }
+
+  it('of transformers 4 has the base of the rotary frequencies at the top', async () => {
+    const current = { ...base, rope_theta: undefined, rope_parameters: { rope_theta: 5000, rope_type: 'default' } }
+    expect(Qwen3ForCausalLM.fromConfig({ ...base, rope_scaling: null }).config.ropeTheta).toBe(1e6)
+    expect(Qwen3ForCausalLM.fromConfig(current).config.ropeTheta).toBe(5000)
+  })
+
+  it('gives heads a width of their own', () => {
+    expect(shapesOf(Qwen3ForCausalLM.fromConfig(base))).toMatchObject({
+      'model.layers.0.self_attn.q_proj.weight': [128, 48],
+      'model.layers.0.self_attn.v_proj.weight': [64, 48],
+      'model.layers.26.self_attn.o_proj.weight': [48, 128],
+      'model.layers.26.self_attn.k_norm.weight': [32],
+    })
+  })
+
+  it('without key-value heads has as many as query heads', () => {
+    const { config } = Qwen3ForCausalLM.fromConfig({ ...base, num_key_value_heads: null, head_dim: undefined })
+    expect(config).toMatchObject({ numKeyValueHeads: 4, headDim: 128 })
+  })
+
+  it.each([
+    [{ model_type: 'qwen2' }],
+    [{ hidden_act: 'gelu' }],
+    [{ attention_bias: true }],
+    [{ use_sliding_window: true, sliding_window: 4096 }],
+    [{ layer_types: ['full_attention', 'sliding_attention'] }],
+    [{ rope_scaling: { rope_type: 'yarn', factor: 4 } }],
+    [{ rope_scaling: { type: 'linear', factor: 2 } }],
+    [{ rope_parameters: { rope_theta: 1e6, rope_type: 'llama3' } }],
+  ])('that is not implemented is refused: %j', async (change) => {
+    expect(await codeOf(() => Qwen3ForCausalLM.fromConfig({ ...base, ...change }))).toBe('CONFIG_UNSUPPORTED')
+  })
+
+  it.each([
+    [{ hidden_size: undefined }],
+    [{ rope_theta: undefined }],
+    [{ num_key_value_heads: 3 }],
+    [{ head_dim: 31 }],
+    [{ num_hidden_layers: 0 }],
+  ])('that is wrong is refused: %j', async (change) => {
+    expect(await codeOf(() => Qwen3ForCausalLM.fromConfig({ ...base, ...change }))).toBe('CONFIG_INVALID')
+  })
+
+  it('must have more layers than the last hidden state, which else were normalised', async () => {
+    expect(await codeOf(() => Qwen3ForCausalLM.fromConfig({ ...base, num_hidden_layers: 28 }))).toBe('no error')
+    expect(await codeOf(() => Qwen3ForCausalLM.fromConfig({ ...base, num_hidden_layers: 27 }))).toBe('OUT_LAYERS')
+  })
+
+  it.each([[[]], [[-1]], [[1.5]], [[36]]])('refuses hidden states that are not there: %j', async (outLayers) => {
+    expect(await codeOf(() => Qwen3ForCausalLM.withOutLayers(outLayers).fromConfig(base))).toBe('OUT_LAYERS')
+  })
+})
+
+describe('arguments', () => {
+  it('that do not fit the model are refused', async () => {
+    await using backend = await ort({ device: 'cpu' })
+    await using encoder = await load(backend)
+    const { inputIds, attentionMask } = padded([[1, 2]], 4, 1000)
+    const codes = [
+      () => encoder.encode({ inputIds: inputIds.reshape([4]), attentionMask }),
+      () => encoder.encode({ inputIds, attentionMask: attentionMask.reshape([2, 2]) }),
+      () => encoder.encode({ inputIds: Tensor.int32([1, 4], [0, 1, 2, 1005]), attentionMask }),
+      () => encoder.encode({ inputIds: Tensor.int32([1, 4], [0, 1, 2, -1]), attentionMask }),
+      () => encoder.encode({ inputIds, attentionMask: Tensor.int32([1, 4], [1, 2, 0, 0]) }),
+      () => encoder.encode({ inputIds, attentionMask }, { outLayers: [28] }),
+      () => encoder.encode({ inputIds, attentionMask }, { signal: AbortSignal.abort() }),
+    ].map(codeOf)
+    expect(await Promise.all(codes)).toEqual([
+      'TOKENS_SHAPE',
+      'TOKENS_SHAPE',
+      'TOKEN_ID',
+      'TOKEN_ID',
+      'ATTENTION_MASK',
+      'OUT_LAYERS',
+      'ABORTED',
+    ])
+  })
+})
+
+describe('attention bias', () => {
+  it('hides later tokens and padding, on either side', () => {
+    const x = Number.NEGATIVE_INFINITY
+    const { shape, data } = causalAttentionBias(Tensor.int32([2, 3], [1, 1, 0, 0, 1, 1]))
+    expect(shape).toEqual([2, 1, 3, 3])
+    expect([...data]).toEqual([0, x, x, 0, 0, x, 0, 0, x, x, x, x, x, 0, x, x, 0, 0])
+  })
+})
+
+describe('rotary tables', () => {
+  it('turn the first pair by one radian a position and later ones less', () => {
+    const { cos, sin } = rotaryTables(3, 4, 100)
+    expect(cos.shape).toEqual([3, 2])
+    expectClose(cos, [1, 1, Math.cos(1), Math.cos(0.1), Math.cos(2), Math.cos(0.2)], { absolute: 1e-7 })
+    expectClose(sin, [0, 0, Math.sin(1), Math.sin(0.1), Math.sin(2), Math.sin(0.2)], { absolute: 1e-7 })
+  })
+})
+
+describe('the forward', () => {
+  const plan: TensorParallelPlan = {
+    'model.layers.*.self_attn.q_proj': 'colwise',
+    'model.layers.*.self_attn.k_proj': 'colwise',
+    'model.layers.*.self_attn.v_proj': 'colwise',
+    'model.layers.*.self_attn.o_proj': 'rowwise',
+    'model.layers.*.mlp.gate_proj': 'colwise',
+    'model.layers.*.mlp.up_proj': 'colwise',
+    'model.layers.*.mlp.down_proj': 'rowwise',
+  }
+
+  it('can be split over ranks with two all-reduces a layer', async () => {
+    const model = Qwen3ForCausalLM.fromConfig(await readConfig(FOLDER))
+    const placements = resolvePlan(model, plan)
+    checkDegree(placements, model.numAttentionHeads, 2)
+    expect(planReport(partition(model.traceExample(), placements, 2)).allReduces).toBe(54)
+  })
+})

@@ -1,0 +1,252 @@
+import {
+  type Backend,
+  type DType,
+  type LoadProgress,
+  RankwiseError,
+  readConfig,
+  Tensor,
+  type TensorParallelConfig,
+  throwIfAborted,
+} from '@rankwise/core'
+import {
+  AutoencoderKLFlux2,
+  type Callable,
+  callable,
+  computeEmpiricalMu,
+  denormalizeLatents,
+  FlowMatchEulerDiscreteScheduler,
+  modelTimestep,
+  parseWith,
+  prepareLatentIds,
+  Qwen3ForCausalLM,
+  Tokenizer,
+  unpackLatents,
+  unpatchifyLatents,
+} from '@rankwise/diffusion'
+import { z } from 'zod'
+import { type Conditions, encodeConditions } from './conditions.ts'
+import {
+  type DenoisingStep,
+  type Flux2KleinOptions,
+  type OutputType,
+  type ResolvedOptions,
+  resolveOptions,
+} from './generation-options.ts'
+import { guide } from './guidance.ts'
+import { latentNoise } from './latent-noise.ts'
+import { type Flux2Output, float32, toOutput } from './output.ts'
+import type { Prompt } from './prompt.ts'
+import { Flux2Transformer2DModel } from './transformer.ts'
+
+/** VAE latents per token, in each direction. */
+const PATCH = 2
+
+/** Side of the default picture, in VAE latents. */
+const DEFAULT_SAMPLE_SIZE = 128
+
+export interface Flux2KleinModels {
+  readonly transformer: Flux2Transformer2DModel
+  readonly textEncoder: Qwen3ForCausalLM
+  readonly vae: AutoencoderKLFlux2
+}
+
+export interface Flux2KleinComponents extends Flux2KleinModels {
+  readonly tokenizer: Tokenizer
+  readonly scheduler: FlowMatchEulerDiscreteScheduler
+  /** Whether the model was distilled to few steps and takes no guidance. */
+  readonly isDistilled: boolean
+}
+
+export interface Flux2KleinFromPretrainedOptions extends Partial<Flux2KleinComponents> {
+  readonly backend: Backend
+  /** Splits the transformer over the ranks of the process group; not together with a `transformer` of your own. */
+  readonly parallelConfig?: TensorParallelConfig
+  /** @default 'float32' */
+  readonly dtype?: DType
+  /** Aborts the load with `ABORTED`. */
+  readonly signal?: AbortSignal
+  readonly onProgress?: (progress: LoadProgress) => void
+}
+
+const modelIndexSchema = z.looseObject({
+  _class_name: z.literal('Flux2KleinPipeline'),
+  is_distilled: z.boolean().default(false),
+})
+
+/**
+ * Text-to-image with FLUX.2-klein. Every rank calls it with the same options and gets the same picture.
+ *
+ *     const pipeline = await Flux2KleinPipeline.fromPretrained(dir, { backend })
+ *     const { images } = await pipeline({ prompt: 'a cat on a blue background' })
+ */
+export class Flux2KleinPipeline implements Flux2KleinComponents, AsyncDisposable {
+  readonly transformer: Flux2Transformer2DModel
+  readonly textEncoder: Qwen3ForCausalLM
+  readonly vae: AutoencoderKLFlux2
+  readonly tokenizer: Tokenizer
+  readonly scheduler: FlowMatchEulerDiscreteScheduler
+  readonly isDistilled: boolean
+
+  constructor(components: Flux2KleinComponents) {
+    this.transformer = components.transformer
+    this.textEncoder = components.textEncoder
+    this.vae = components.vae
+    this.tokenizer = components.tokenizer
+    this.scheduler = components.scheduler
+    this.isDistilled = components.isDistilled
+  }
+
+  /**
+   * Loads what is not given from a pipeline folder as diffusers writes it. The result is called like a function.
+   *
+   * @throws RankwiseError `CONFIG_NOT_FOUND`, `CONFIG_INVALID`, `OPTION_CONFLICT`, and those of the components
+   */
+  static async fromPretrained(
+    directory: string,
+    options: Flux2KleinFromPretrainedOptions,
+  ): Promise<Callable<Flux2KleinPipeline>> {
+    if (options.transformer !== undefined && options.parallelConfig !== undefined) {
+      throw new RankwiseError('OPTION_CONFLICT', 'a transformer that is already loaded cannot be split here', {
+        where: 'parallelConfig',
+        remedy: 'pass parallelConfig to Flux2Transformer2DModel.fromPretrained',
+      })
+    }
+    const index = parseWith(
+      modelIndexSchema,
+      await readConfig(directory, 'model_index.json'),
+      `${directory}/model_index.json`,
+    )
+    const tokenizer = options.tokenizer ?? (await Tokenizer.fromPretrained(directory, { subfolder: 'tokenizer' }))
+    const scheduler =
+      options.scheduler ?? (await FlowMatchEulerDiscreteScheduler.fromPretrained(directory, { subfolder: 'scheduler' }))
+    const models = await loadModels(directory, options)
+    const isDistilled = options.isDistilled ?? index.is_distilled
+    return callable(new Flux2KleinPipeline({ ...models, tokenizer, scheduler, isDistilled }))
+  }
+
+  /**
+   * Draws pictures.
+   *
+   * @throws RankwiseError `OPTION_UNKNOWN`, `OPTION_INVALID`, `PROMPT_MISSING`, `LATENTS_SHAPE`, `ABORTED`, and those of
+   *   the models, the backend and the collectives
+   */
+  async generate<T extends OutputType = 'image'>(options: Flux2KleinOptions<T>): Promise<Flux2Output<T>> {
+    const steps = this.steps(options)
+    let next = await steps.next()
+    while (next.done !== true) next = await steps.next()
+    return next.value
+  }
+
+  /** Draws pictures step by step: yields after every denoising step and returns the output. */
+  async *steps<T extends OutputType = 'image'>(
+    options: Flux2KleinOptions<T>,
+  ): AsyncGenerator<DenoisingStep, Flux2Output<T>, void> {
+    const pixelsPerToken = this.vae.vaeScaleFactor * PATCH
+    const defaultSize = DEFAULT_SAMPLE_SIZE * this.vae.vaeScaleFactor
+    const resolved = resolveOptions(options, { pixelsPerToken, defaultSize })
+    const { signal, callbackOnStepEnd } = options
+    throwIfAborted(signal)
+    const [rows, columns] = [resolved.height / pixelsPerToken, resolved.width / pixelsPerToken]
+    const conditions = await encodeConditions(this, options, resolved)
+    const scheduler = scheduleFor(this.scheduler, rows * columns, resolved)
+    const imageIds = prepareLatentIds(rows, columns)
+    const batch = conditions.prompt.embeds.shape[0] as number
+    let latents = await latentNoise([batch, this.transformer.config.inChannels, rows, columns], {
+      generator: options.generator,
+      latents: options.latents,
+      collectives: this.transformer.collectives,
+      signal,
+    })
+    const totalSteps = scheduler.timesteps.length
+    for (const [step, timestep] of scheduler.timesteps.entries()) {
+      throwIfAborted(signal)
+      const velocity = await predictVelocity(this.transformer, { latents, timestep, imageIds, signal }, conditions)
+      latents = scheduler.step(velocity, timestep, latents)
+      latents = (await callbackOnStepEnd?.({ step, totalSteps, timestep, latents })) ?? latents
+      yield { step, totalSteps, timestep, latents }
+    }
+    throwIfAborted(signal)
+    const statistics = await this.vae.latentStatistics()
+    const decodable = unpatchifyLatents(denormalizeLatents(unpackLatents(latents, rows, columns), statistics))
+    return toOutput(decodable, this.vae, resolved.outputType as T, signal)
+  }
+
+  /** Frees the three models; idempotent. */
+  async dispose(): Promise<void> {
+    await this.transformer.dispose()
+    await this.textEncoder.dispose()
+    await this.vae.dispose()
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.dispose()
+  }
+}
+
+/** Loads the models that are not given; when one fails, those loaded before are freed again. */
+async function loadModels(directory: string, options: Flux2KleinFromPretrainedOptions): Promise<Flux2KleinModels> {
+  const { backend, dtype, parallelConfig, signal, onProgress } = options
+  const common = {
+    backend,
+    ...(dtype === undefined ? {} : { dtype }),
+    ...(signal === undefined ? {} : { signal }),
+    ...(onProgress === undefined ? {} : { onProgress }),
+  }
+  const split = parallelConfig === undefined ? common : { ...common, parallelConfig }
+  const loaded: AsyncDisposable[] = []
+  const own = <M extends AsyncDisposable>(model: M): M => {
+    loaded.push(model)
+    return model
+  }
+  try {
+    const textEncoder =
+      options.textEncoder ??
+      own(await Qwen3ForCausalLM.fromPretrained(directory, { ...common, subfolder: 'text_encoder' }))
+    const transformer =
+      options.transformer ??
+      own(await Flux2Transformer2DModel.fromPretrained(directory, { ...split, subfolder: 'transformer' }))
+    const vae = options.vae ?? own(await AutoencoderKLFlux2.fromPretrained(directory, { ...common, subfolder: 'vae' }))
+    return { textEncoder, transformer, vae }
+  } catch (error) {
+    for (const model of loaded) await model[Symbol.asyncDispose]()
+    throw error
+  }
+}
+
+/** A schedule of its own, so that calls that overlap do not share a position in it. */
+function scheduleFor(
+  { config }: FlowMatchEulerDiscreteScheduler,
+  imageTokens: number,
+  { numInferenceSteps, sigmas }: ResolvedOptions,
+): FlowMatchEulerDiscreteScheduler {
+  const scheduler = new FlowMatchEulerDiscreteScheduler(config)
+  scheduler.setTimesteps({ numInferenceSteps, sigmas, mu: computeEmpiricalMu(imageTokens, numInferenceSteps) })
+  scheduler.setBeginIndex(0)
+  return scheduler
+}
+
+interface PredictionState {
+  readonly latents: Tensor<'float32'>
+  readonly timestep: number
+  readonly imageIds: Tensor<'int32'>
+  readonly signal: AbortSignal | undefined
+}
+
+/** The velocity at the current latents, with guidance where there is a negative condition. */
+async function predictVelocity(
+  transformer: Flux2Transformer2DModel,
+  { latents, timestep, imageIds, signal }: PredictionState,
+  { prompt, negative, guidanceScale }: Conditions,
+): Promise<Tensor<'float32'>> {
+  const batch = latents.shape[0] as number
+  const time = Tensor.float32([batch], new Float32Array(batch).fill(modelTimestep(timestep, 'float32')))
+  const predict = async ({ embeds, ids }: Prompt) =>
+    float32(
+      await transformer.run(
+        { hiddenStates: latents, encoderHiddenStates: embeds, timestep: time, imgIds: imageIds, txtIds: ids },
+        { signal },
+      ),
+    )
+  const velocity = await predict(prompt)
+  return negative === undefined ? velocity : guide(velocity, await predict(negative), guidanceScale)
+}

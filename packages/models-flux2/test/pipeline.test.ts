@@ -1,0 +1,113 @@
+import { readFile } from 'node:fs/promises'
+import { fileURLToPath } from 'node:url'
+import { Checkpoint, readConfig, readSafetensors, resolvePlan, type Tensor } from '@rankwise/core'
+import { directory as demoDirectory, callOptions as demoOptions } from '@rankwise/demo-flux2'
+import { Image } from '@rankwise/diffusion'
+import { expectClose, onRanks, referencePath } from '@rankwise/fixtures'
+import { beforeAll, describe, expect, it } from 'vitest'
+import { Flux2Transformer2DModel, flux2Plan } from '../src/index.ts'
+import type { PipelineResult, PipelineRun } from './workers/pipeline.ts'
+
+const WORKER = new URL('workers/pipeline.ts', import.meta.url)
+const PROMPT = 'a photo of a cat holding a sign that says hello world'
+
+interface Case extends PipelineRun {
+  readonly name: string
+  /** Golden latents and picture, without their endings. */
+  readonly golden: string
+}
+
+const reference = (name: string) => referencePath('goldens', 'pipeline', name)
+const demo = (name: string) => fileURLToPath(new URL(`../../demo-flux2/golden/${name}`, import.meta.url))
+
+const CASES: readonly Case[] = [
+  {
+    name: 'klein, distilled',
+    golden: reference('klein.t2i.128x128.distilled'),
+    directory: referencePath('flux2-klein-tiny'),
+    seed: 42,
+    options: { prompt: PROMPT, height: 128, width: 128, numInferenceSteps: 4, guidanceScale: 4 },
+  },
+  {
+    name: 'klein, guided',
+    golden: reference('klein-base.t2i.64x96.cfg4'),
+    directory: referencePath('flux2-klein-tiny'),
+    isDistilled: false,
+    seed: 42,
+    options: { prompt: PROMPT, height: 64, width: 96, numInferenceSteps: 4, guidanceScale: 4, maxSequenceLength: 128 },
+  },
+  {
+    name: 'demo, cat on blue',
+    golden: demo('cat-blue'),
+    directory: demoDirectory,
+    seed: 42,
+    options: { ...demoOptions, prompt: 'a cat on a blue background' },
+  },
+  {
+    name: 'demo, robot on yellow',
+    golden: demo('robot-yellow'),
+    directory: demoDirectory,
+    seed: 7,
+    options: { ...demoOptions, prompt: 'an emoji of a robot on yellow' },
+  },
+]
+
+/** At most 1 level apart, in at most 0.1 % of the bytes. */
+function expectSamePicture(actual: Uint8Array, expected: Uint8Array): void {
+  expect(actual).toHaveLength(expected.length)
+  const apart = Array.from(actual, (value, i) => Math.abs(value - (expected[i] as number)))
+  expect(Math.max(...apart)).toBeLessThanOrEqual(1)
+  expect(apart.filter((distance) => distance > 0).length / apart.length).toBeLessThanOrEqual(0.001)
+}
+
+function expectSameLatents(latents: readonly Float32Array[], golden: ReadonlyMap<string, Tensor>): void {
+  expect(latents).toHaveLength([...golden.keys()].filter((name) => /^latents\.[1-9]/.test(name)).length)
+  for (const [i, actual] of latents.entries()) {
+    expectClose(actual, golden.get(`latents.${i + 1}`)?.data as Float32Array, { relativeRms: 2e-5 })
+  }
+}
+
+describe.each([1, 2, 4])('at degree %i', (worldSize) => {
+  let ranks: readonly (readonly PipelineResult[])[]
+
+  beforeAll(async () => {
+    ranks = await onRanks(worldSize, WORKER, CASES)
+  })
+
+  it.each(CASES.map((testCase, index) => ({ ...testCase, index })))('$name agrees with diffusers', async (testCase) => {
+    const result = ranks[0]?.[testCase.index] as PipelineResult
+    expectSameLatents(result.latents, await readSafetensors(`${testCase.golden}.safetensors`))
+    expectSamePicture(result.image, Image.fromPng(await readFile(`${testCase.golden}.png`)).data)
+  })
+
+  it('is bitwise the same on all ranks', () => {
+    expect(ranks).toHaveLength(worldSize)
+    for (const rank of ranks) {
+      for (const [i, { latents, image }] of rank.entries()) {
+        expect(latents).toEqual(ranks[0]?.[i]?.latents)
+        expect(image).toEqual(ranks[0]?.[i]?.image)
+      }
+    }
+  })
+
+  it('never had a buffer larger than its share of a weight that is split', async () => {
+    const directory = referencePath('flux2-klein-tiny', 'transformer')
+    const model = Flux2Transformer2DModel.fromConfig(await readConfig(directory))
+    const split = [...resolvePlan(model, flux2Plan)].filter(([, { placement }]) => placement.kind === 'shard')
+    await using checkpoint = await Checkpoint.open(directory)
+    for (const rank of ranks) {
+      for (const [name] of split) {
+        const buffer = rank[0]?.largestBuffers.get(name) ?? Number.NaN
+        expect(buffer, name).toBeLessThanOrEqual((checkpoint.tensors.get(name)?.byteLength ?? 0) / worldSize)
+      }
+    }
+  })
+})
+
+it('the picture check notices 2 levels, and 1 level in 0.2 % of the bytes', () => {
+  const picture = new Uint8Array(4000).fill(100)
+  const brighter = (step: number, by: number) => picture.map((value, i) => (i % step === 0 ? value + by : value))
+  expectSamePicture(brighter(1000, 1), picture)
+  expect(() => expectSamePicture(brighter(4000, 2), picture)).toThrow()
+  expect(() => expectSamePicture(brighter(500, 1), picture)).toThrow()
+})
