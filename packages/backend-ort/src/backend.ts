@@ -78,6 +78,7 @@ export class OrtBackend implements Backend {
     return HostTensor.from(tensor).tensor
   }
 
+  /** Weights that are loaded and sessions that are open now. */
   memory(): MemoryReport {
     const weightBytes = [...this.#weights].reduce((sum, { tensor }) => sum + tensor.byteLength, 0)
     return { weightBytes, executables: this.#executables.size }
@@ -90,6 +91,7 @@ export class OrtBackend implements Backend {
     await Promise.all([...this.#executables].map((executable) => executable.dispose()))
   }
 
+  /** `dispose`, for `await using`. */
   async [Symbol.asyncDispose](): Promise<void> {
     await this.dispose()
   }

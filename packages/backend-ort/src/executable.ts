@@ -34,7 +34,12 @@ export class OrtExecutable implements Executable {
     return new OrtExecutable(segment, session, options.onDispose)
   }
 
-  /** @throws RankwiseError `EXECUTABLE_DISPOSED`, `ARGUMENT_MISMATCH`, `TENSOR_DISPOSED`, `TENSOR_FOREIGN`, `ORT_RUN` */
+  /**
+   * Runs once. An error names the block that the segment was compiled for, also when it runs with the weights of another.
+   *
+   * @throws RankwiseError `EXECUTABLE_DISPOSED`, `ARGUMENT_MISMATCH`, `TENSOR_DISPOSED`, `TENSOR_FOREIGN`, `ORT_RUN`,
+   *   `ORT_SHAPE`
+   */
   async run(inputs: readonly DeviceTensor[], parameters: readonly DeviceTensor[]): Promise<readonly DeviceTensor[]> {
     if (this.#isDisposed) throw new RankwiseError('EXECUTABLE_DISPOSED', 'the compiled segment was disposed')
     const { inputs: inputValues, parameters: parameterValues } = this.#segment

@@ -2,6 +2,7 @@ import { RankwiseError } from '@rankwise/core'
 import { OrtBackend } from './backend.ts'
 import { checkThreads, defaultThreads } from './threads.ts'
 
+/** Options of `ort`. */
 export interface OrtOptions {
   /** Where it computes. */
   readonly device: 'cpu'

@@ -1,8 +1,8 @@
 import {
   attention,
   concat,
-  layerNorm,
   Linear,
+  layerNorm,
   Module,
   RMSNorm,
   rope,

@@ -103,7 +103,8 @@ describe('no rank outlives the launch', () => {
   test('what a rank has started ends with it', async () => {
     const { exit, stdout } = start(['0:child'])
     expect(await exit).toBe(0)
-    expect(isGone(await stdout.find(/child (\d+)/))).toBe(true)
+    const child = await stdout.find(/child (\d+)/)
+    await expect.poll(() => isGone(child)).toBe(true)
   })
 
   test('abort ends all ranks', async () => {

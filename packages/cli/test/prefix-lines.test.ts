@@ -22,7 +22,10 @@ test('lines are the same however the bytes arrive', async () => {
     const bytes = Buffer.from(lines.map((text) => `${text}\n`).join(''))
     const chunks: Buffer[] = []
     let start = 0
-    for (const size of sizes) chunks.push(bytes.subarray(start, (start += size)))
+    for (const size of sizes) {
+      chunks.push(bytes.subarray(start, start + size))
+      start += size
+    }
     chunks.push(bytes.subarray(start))
     expect((await prefixed(chunks)).toString()).toBe(lines.map((text) => `[3] ${text}\n`).join(''))
   })

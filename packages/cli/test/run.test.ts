@@ -4,6 +4,9 @@ import { fileURLToPath } from 'node:url'
 import { describe, expect, test } from 'vitest'
 
 const PACKAGE = fileURLToPath(new URL('..', import.meta.url))
+const COMMAND = fileURLToPath(new URL('scripts/rankwise-run.ts', import.meta.url))
+const ALL_REDUCE = fileURLToPath(new URL('scripts/all-reduce.ts', import.meta.url))
+const RANK = fileURLToPath(new URL('scripts/rank.mjs', import.meta.url))
 const NODE_OPTIONS = ['--import', 'tsx', '--conditions=@rankwise/source']
 
 interface Outcome {
@@ -14,7 +17,7 @@ interface Outcome {
 
 /** Runs the command as a user does, in a process of its own. */
 function rankwise(...args: string[]) {
-  const child = spawn(process.execPath, [...NODE_OPTIONS, 'test/scripts/rankwise-run.ts', 'run', ...args], {
+  const child = spawn(process.execPath, [...NODE_OPTIONS, COMMAND, 'run', ...args], {
     cwd: PACKAGE,
   })
   const outcome = collect(child)
@@ -34,39 +37,26 @@ async function collect(child: ReturnType<typeof spawn>): Promise<Outcome> {
 
 describe('rankwise run', () => {
   test('a TypeScript script adds over two ranks, with its own arguments', async () => {
-    const args = ['--nproc-per-node', '2', 'test/scripts/all-reduce.ts', '--nproc-per-node', '-x']
+    const args = ['--nproc-per-node', '2', ALL_REDUCE, '--nproc-per-node', '-x']
     const { code, stdout, stderr } = await rankwise(...args).outcome
     expect({ code, stderr }).toEqual({ code: 0, stderr: '' })
     expect(stdout).toEqual(['[0] --nproc-per-node -x 3 20', '[1] --nproc-per-node -x 3 20'])
   })
 
   test('one rank dies: the other names it, and the exit code is that of the first failure', async () => {
-    const { code, stderr } = await rankwise('--nproc-per-node', '2', 'test/scripts/all-reduce.ts', 'die').outcome
+    const { code, stderr } = await rankwise('--nproc-per-node', '2', ALL_REDUCE, 'die').outcome
     expect(code).toBe(137)
     expect(stderr).toMatch('rankwise: rank 1 was ended by SIGKILL')
     expect(stderr).toMatch(/^\[0\] .*\[RANK_LOST\] barrier #2: the process of rank 1 has ended/m)
   })
 
   test('JavaScript needs no loader, and output can go without prefix', async () => {
-    const { code, stdout } = await rankwise(
-      '--no-prefix',
-      '--timeout',
-      '77',
-      'test/scripts/rank.mjs',
-      '*:env:RANKWISE_TIMEOUT_MS',
-    ).outcome
+    const { code, stdout } = await rankwise('--no-prefix', '--timeout', '77', RANK, '*:env:RANKWISE_TIMEOUT_MS').outcome
     expect({ code, stdout }).toEqual({ code: 0, stdout: ['77'] })
   })
 
   test('rank 0 can be left without prefix, and reads the input', async () => {
-    const { child, outcome } = rankwise(
-      '--nproc-per-node',
-      '2',
-      '--inherit-rank0',
-      'test/scripts/rank.mjs',
-      '*:stdin',
-      '*:print:done',
-    )
+    const { child, outcome } = rankwise('--nproc-per-node', '2', '--inherit-rank0', RANK, '*:stdin', '*:print:done')
     child.stdin.end('hello\n')
     expect((await outcome).stdout).toEqual(['[1] done', 'done', 'read hello'])
   })
@@ -75,13 +65,7 @@ describe('rankwise run', () => {
     ['SIGINT', 130],
     ['SIGTERM', 143],
   ])('%s is passed on to the ranks', async (signal, code) => {
-    const { child, outcome } = rankwise(
-      '--nproc-per-node',
-      '2',
-      'test/scripts/rank.mjs',
-      '*:print:ready',
-      '*:sleep:60000',
-    )
+    const { child, outcome } = rankwise('--nproc-per-node', '2', RANK, '*:print:ready', '*:sleep:60000')
     let ready = ''
     for await (const chunk of child.stdout) {
       ready += chunk
@@ -98,7 +82,7 @@ describe('rankwise run', () => {
   })
 
   test('a number of ranks that is none is refused', async () => {
-    const { code, stderr } = await rankwise('--nproc-per-node', '0', 'test/scripts/rank.mjs').outcome
+    const { code, stderr } = await rankwise('--nproc-per-node', '0', RANK).outcome
     expect(code).toBe(1)
     expect(stderr).toMatch("argument '0' is invalid")
   })

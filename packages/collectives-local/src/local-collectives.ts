@@ -14,7 +14,7 @@ import { bytesOf, type PackedTensors, packByDtype } from './packed-tensors.ts'
 import { reduce } from './reduce.ts'
 
 /** Stripes start at cache lines, so that no two ranks write to one. */
-const CACHE_LINE = 64
+export const CACHE_LINE = 64
 
 /**
  * Collectives over memory that the ranks of one machine share. Tensors pass through the slots of the arena in chunks;

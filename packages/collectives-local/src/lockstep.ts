@@ -6,10 +6,11 @@ import type { FailureDetector } from './failure-detector.ts'
 import { describeEncoded, describeOperation, encodeOperation, type Operation } from './operation.ts'
 
 /**
- * How long a rank polls before it sleeps. A sleep and its wake take about 60 us, so that polling longer than twice
- * that gains nothing and holds up the event loop.
+ * How long a rank polls before it sleeps. A rank that sleeps goes on 0.11 to 0.15 ms after it is woken (measured on 2
+ * cores), so polling for as long costs at most twice what the better choice would have, and does not hold up the event
+ * loop.
  */
-const SPIN_MS = 0.1
+const SPIN_MS = 0.15
 
 /** Longest time that an operation of many chunks holds the event loop when no rank is ever waited for. */
 const HOLD_MS = 10

@@ -7,7 +7,7 @@ export class ConnectionError extends Error {
 }
 
 /** An error that one rank sends to another instead of the next message. */
-export interface ErrorMessage {
+interface ErrorMessage {
   readonly error: { readonly code: string; readonly what: string }
 }
 

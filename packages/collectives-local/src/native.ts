@@ -3,7 +3,7 @@ import { RankwiseError } from '@rankwise/core'
 import type { KoffiFunc } from 'koffi'
 
 /** How long one sleep in the kernel lasts at most, so that a waiting rank looks up this often. */
-export const SLEEP_MS = 25
+const SLEEP_MS = 25
 
 /** What Node itself does not offer of Linux: memory that processes share, and sleeping on a word of it. */
 export interface Native {

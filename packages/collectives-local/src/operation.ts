@@ -15,10 +15,10 @@ const DTYPES: readonly DType[] = [
   'bool',
 ]
 
-/** What {@link reduce} can add and compare. */
-export const REDUCIBLE_DTYPES: readonly DType[] = ['float32', 'float64', 'float16', 'bfloat16', 'int32']
+/** What `reduce` can add and compare. */
+const REDUCIBLE_DTYPES: readonly DType[] = ['float32', 'float64', 'float16', 'bfloat16', 'int32']
 
-export type OperationKind = (typeof KINDS)[number]
+type OperationKind = (typeof KINDS)[number]
 
 /** Number of 32-bit words of an encoded operation. */
 export const OPERATION_WORDS = 8

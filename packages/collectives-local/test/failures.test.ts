@@ -1,3 +1,4 @@
+import { readdirSync } from 'node:fs'
 import { setTimeout } from 'node:timers/promises'
 import { afterAll, beforeAll, describe, expect, test } from 'vitest'
 import { BARRIER, type Call, Ranks, type Reply } from './ranks.ts'
@@ -52,6 +53,7 @@ describe.each([0, 1, 2])('rank %i is killed', (dead) => {
       expect(error).toMatchObject({ code: 'RANK_LOST', actual: { ranks: [dead] }, where: 'barrier #3' })
     }
     await expectCleanExit(others(dead))
+    expect(readdirSync('/dev/shm').filter((name) => name.includes('rankwise'))).toEqual([])
   })
 })
 

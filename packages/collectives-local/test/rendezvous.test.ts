@@ -191,3 +191,7 @@ test('failed attempts hold nothing', async () => {
   await setTimeout(100)
   expect(await ranks.all(() => ({ do: 'held' }))).toEqual(before)
 })
+
+test.each([0, 64, 100, 2 ** 28 + 64])('slots of %i bytes are refused', async (slotBytes) => {
+  await expect(localCollectives(rendezvous(0, 2, port), { slotBytes })).rejects.toMatchObject({ code: 'SLOT_BYTES' })
+})

@@ -17,6 +17,7 @@ export interface DeviceTensor {
   dispose(): void
 }
 
+/** What a backend holds now. */
 export interface MemoryReport {
   /** Bytes of weights that are loaded now. */
   readonly weightBytes: number
@@ -28,9 +29,11 @@ export interface MemoryReport {
 export interface Executable {
   /** Runs once; arguments and results are in the order of `segment.inputs`, `.parameters` and `.outputs`. */
   run(inputs: readonly DeviceTensor[], parameters: readonly DeviceTensor[]): Promise<readonly DeviceTensor[]>
+  /** Frees what compiling took; idempotent. */
   dispose(): Promise<void>
 }
 
+/** How `loadShard` loads. */
 export interface LoadShardOptions {
   /** What the weight is computed in; cast after slicing. */
   readonly dtype: DType
@@ -45,8 +48,11 @@ export interface Backend extends AsyncDisposable {
   loadShard(source: ShardSource, options: LoadShardOptions): Promise<DeviceTensor>
   /** Compiles the operations between two all-reduces. */
   compile(segment: Segment): Promise<Executable>
+  /** Takes a host tensor over; the caller does not write to it any more. */
   upload(tensor: Tensor): DeviceTensor
+  /** The content of a tensor, on the host. @throws RankwiseError `TENSOR_DISPOSED` */
   download(tensor: DeviceTensor): Promise<Tensor>
+  /** What is loaded and compiled now; back at zero after everything is disposed. */
   memory(): MemoryReport
   /** Frees weights and executables; idempotent. */
   dispose(): Promise<void>

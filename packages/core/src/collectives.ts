@@ -1,7 +1,9 @@
 import type { Tensor } from './tensor.ts'
 
+/** How all-reduce and reduce-scatter join the ranks' elements. */
 export type ReduceOp = 'sum' | 'max' | 'min'
 
+/** Options of every operation. */
 export interface CollectiveOptions {
   /** Aborting it fails the operation on this rank with `ABORTED` and on the others with `RANK_LOST`. */
   readonly signal?: AbortSignal | undefined
@@ -25,6 +27,7 @@ export interface Collectives extends AsyncDisposable {
   reduceScatter(tensor: Tensor, options?: CollectiveOptions & { readonly op?: ReduceOp }): Promise<Tensor>
   /** Overwrites `tensor` with the content it has on rank `source`. @default source 0 */
   broadcast(tensor: Tensor, options?: CollectiveOptions & { readonly source?: number }): Promise<void>
+  /** Resolves once every rank has called it. */
   barrier(options?: CollectiveOptions): Promise<void>
   /** Makes pending and later operations fail on every rank with `reason`; returns at once. */
   abort(reason: Error): void

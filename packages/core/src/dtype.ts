@@ -25,6 +25,7 @@ export interface DTypeArrays {
   bool: Uint8Array
 }
 
+/** The elements of a tensor of any dtype. */
 export type TensorData = DTypeArrays[DType]
 
 interface TypedArrayConstructor<T> {

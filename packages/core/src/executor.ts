@@ -1,3 +1,4 @@
+import { throwIfAborted } from './abort.ts'
 import type { Backend, DeviceTensor, Executable } from './backend.ts'
 import type { Collectives } from './collectives.ts'
 import { RankwiseError } from './errors.ts'
@@ -6,6 +7,7 @@ import type { PlacedGraph } from './partition.ts'
 import { type Segment, type Step, stepsOf } from './segment.ts'
 import { sameShape, type Tensor } from './tensor.ts'
 
+/** What a graph is executed with. */
 export interface ExecutorOptions {
   readonly backend: Backend
   /** The group whose ranks hold the shards; undefined at degree 1. */
@@ -14,6 +16,7 @@ export interface ExecutorOptions {
   readonly weights: ReadonlyMap<string, DeviceTensor>
 }
 
+/** Options of one run. */
 export interface RunOptions {
   /** Aborting it stops before the next segment, or inside an all-reduce, with `ABORTED`. */
   readonly signal?: AbortSignal | undefined
@@ -37,8 +40,13 @@ export class GraphExecutor {
     this.#released = releasedAfter(this.#steps, graph)
   }
 
-  /** Compiles every distinct segment once. */
+  /**
+   * Compiles every distinct segment once.
+   *
+   * @throws RankwiseError `TP_DEGREE_WORLD_SIZE`, and those of the backend
+   */
   static async compile(graph: PlacedGraph, options: ExecutorOptions): Promise<GraphExecutor> {
+    requireWorldSize(graph, options.collectives?.worldSize ?? 1)
     const executor = new GraphExecutor(graph, options)
     try {
       for (const step of executor.#steps) {
@@ -78,6 +86,7 @@ export class GraphExecutor {
     }
   }
 
+  /** Frees the executables; idempotent. */
   async dispose(): Promise<void> {
     for (const executable of this.#executables.values()) await executable.dispose()
     this.#executables.clear()
@@ -124,6 +133,15 @@ export class GraphExecutor {
   }
 }
 
+function requireWorldSize({ name, tpDegree }: PlacedGraph, worldSize: number): void {
+  if (tpDegree === worldSize) return
+  throw new RankwiseError('TP_DEGREE_WORLD_SIZE', `a graph of degree ${tpDegree} in a group of ${worldSize} ranks`, {
+    where: name,
+    actual: { tpDegree, worldSize },
+    rule: 'the degree that a graph is partitioned for is the size of the group that runs it',
+  })
+}
+
 function refuseUnknown(graph: PlacedGraph, inputs: Readonly<Record<string, Tensor>>): void {
   const known = graph.inputs.map((value) => value.name)
   const unknown = Object.keys(inputs).find((name) => !known.includes(name))
@@ -149,11 +167,6 @@ function matchingInput(value: Value, inputs: Readonly<Record<string, Tensor>>): 
     })
   }
   return tensor
-}
-
-/** @throws RankwiseError `ABORTED` */
-export function throwIfAborted(signal: AbortSignal | undefined): void {
-  if (signal?.aborted) throw new RankwiseError('ABORTED', 'the operation was aborted', { cause: signal.reason })
 }
 
 function tensorAt(values: ReadonlyMap<number, DeviceTensor>, id: number): DeviceTensor {

@@ -17,7 +17,9 @@ export interface Value extends TensorType {
   readonly data?: Tensor
 }
 
+/** A parameter of an operation that is known while tracing. */
 export type Attribute = number | string | boolean | readonly number[]
+/** Attributes of an operation by name. */
 export type Attributes = Readonly<Record<string, Attribute>>
 
 /** One primitive operation. */

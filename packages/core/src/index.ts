@@ -1,3 +1,4 @@
+export * from './abort.ts'
 export * from './backend.ts'
 export * from './checkpoint/index.ts'
 export * from './collectives.ts'

@@ -1,8 +1,8 @@
+import { throwIfAborted } from './abort.ts'
 import type { Backend, DeviceTensor } from './backend.ts'
 import type { Checkpoint, ShardSource, TensorInfo } from './checkpoint/index.ts'
 import { type DType, isFloatingPoint } from './dtype.ts'
 import { RankwiseError } from './errors.ts'
-import { throwIfAborted } from './executor.ts'
 import type { Module } from './module.ts'
 import type { Parameter } from './parameter.ts'
 import { REPLICATED, shardSlices } from './placement.ts'
@@ -17,6 +17,7 @@ export interface LoadProgress {
   readonly totalBytes: number
 }
 
+/** What `loadWeights` needs to know beside the checkpoint and the model. */
 export interface LoadWeightsOptions {
   readonly placements: ParameterPlacements
   readonly rank: number
@@ -26,9 +27,11 @@ export interface LoadWeightsOptions {
   readonly component: string
   readonly ignored: readonly RegExp[]
   readonly signal: AbortSignal | undefined
+  /** Called after every weight. */
   readonly onProgress: ((progress: LoadProgress) => void) | undefined
 }
 
+/** What loading a model took on one rank. */
 export interface LoadReport {
   /** Bytes of this rank's shards, in the checkpoint's dtypes. */
   readonly localBytes: number
@@ -40,6 +43,7 @@ export interface LoadReport {
   readonly largestBuffers: ReadonlyMap<string, number>
 }
 
+/** A rank's weights and what loading them took. */
 export interface LoadedWeights {
   /** This rank's shard of every weight. */
   readonly weights: ReadonlyMap<string, DeviceTensor>

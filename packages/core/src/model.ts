@@ -17,6 +17,7 @@ import type { Tensor } from './tensor.ts'
 import type { TracedTensor } from './traced-tensor.ts'
 import { trace } from './tracer.ts'
 
+/** Options of `fromPretrained`. */
 export interface FromPretrainedOptions {
   /** Folder of the model inside the pipeline's. @default the folder itself */
   readonly subfolder?: string
@@ -27,6 +28,7 @@ export interface FromPretrainedOptions {
   readonly parallelConfig?: TensorParallelConfig
   /** Aborts the load with `ABORTED`. */
   readonly signal?: AbortSignal
+  /** Called after every weight. */
   readonly onProgress?: (progress: LoadProgress) => void
 }
 
@@ -127,6 +129,7 @@ export abstract class ModelMixin extends Module {
     this.#runtime = undefined
   }
 
+  /** `dispose`, for `await using`. */
   async [Symbol.asyncDispose](): Promise<void> {
     await this.dispose()
   }

@@ -10,6 +10,7 @@ export abstract class Module {
   /** Describes the computation on traced tensors. Call it through `call`, so that the trace knows the module. */
   abstract forward(...args: never[]): unknown
 
+  /** Runs `forward`, with this module as the place that errors and printed graphs name. @throws RankwiseError `TRACE_INACTIVE`, `TRACE_MODULE` */
   call(...args: Parameters<this['forward']>): ReturnType<this['forward']> {
     const forward = this.forward as (...args: unknown[]) => ReturnType<this['forward']>
     return activeTrace().within(this, () => forward.apply(this, args))
@@ -28,6 +29,7 @@ export abstract class Module {
     for (const [name, child] of this.children()) yield* child.namedModules(join(prefix, name))
   }
 
+  /** Every weight of this module and of those below it, by its name in the checkpoint. */
   *namedParameters(): IterableIterator<[name: string, parameter: Parameter]> {
     for (const [path, module] of this.namedModules()) {
       for (const [name, value] of Object.entries(module)) {
@@ -82,6 +84,7 @@ export class ModuleList<M extends Module = Module> extends Module implements Ite
     for (const [i, module] of this.#modules.entries()) yield [String(i), module]
   }
 
+  /** The modules in their order. */
   [Symbol.iterator](): Iterator<M> {
     return this.#modules[Symbol.iterator]()
   }

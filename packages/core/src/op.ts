@@ -30,6 +30,7 @@ export interface OpDefinition<A extends Attributes = Attributes> {
   cost(inputs: readonly TensorType[], outputs: readonly TensorType[], attributes: A): Cost
 }
 
+/** One rank's view of an operation. */
 export interface LocalContext {
   readonly rank: number
   readonly tpDegree: number
@@ -66,6 +67,7 @@ export class PlacementContext<A extends Attributes = Attributes> {
     this.tpDegree = tpDegree
   }
 
+  /** An operand. @throws RankwiseError `OP_ARITY` */
   input(index: number): PlacedType {
     const input = this.inputs[index]
     if (input === undefined) throw new RankwiseError('OP_ARITY', `${this.op} has no input ${index}`)

@@ -12,6 +12,7 @@ export interface PlacedValue extends Value {
   readonly localShape: Shape
 }
 
+/** An operation whose operands and results have placements. */
 export type PlacedNode = Node<PlacedValue>
 
 /** The operations that a rank runs without talking to others, and the all-reduce that follows, if any. */

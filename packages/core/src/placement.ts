@@ -25,18 +25,23 @@ export interface Partial {
 /** How one value lies over the ranks of a tensor-parallel group. */
 export type Placement = Replicated | Shard | Partial
 
+/** The placement of what every rank holds whole. */
 export const REPLICATED: Replicated = { kind: 'replicated' }
+/** The placement of what has to be summed over the ranks. */
 export const PARTIAL: Partial = { kind: 'partial' }
 
+/** The placement that splits `dim` into parts of each block. */
 export function shard(dim: number, blocks: readonly number[]): Shard {
   return { kind: 'shard', dim, blocks }
 }
 
+/** Whether a value placed one way lies as one placed the other way. */
 export function samePlacement(a: Placement, b: Placement): boolean {
   if (a.kind !== 'shard' || b.kind !== 'shard') return a.kind === b.kind
   return a.dim === b.dim && sameBlocks(a.blocks, b.blocks)
 }
 
+/** Whether two dimensions consist of the same blocks. */
 export function sameBlocks(a: readonly number[], b: readonly number[]): boolean {
   return a.length === b.length && a.every((size, i) => size === b[i])
 }

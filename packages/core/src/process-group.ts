@@ -2,6 +2,7 @@ import type { Collectives, CollectivesFactory } from './collectives.ts'
 import { RankwiseError } from './errors.ts'
 import { type Environment, rendezvousFromEnv } from './rendezvous.ts'
 
+/** Options of `initProcessGroup`. */
 export interface ProcessGroupOptions {
   /** Name of the collectives, as their package registered it. @default 'local' */
   readonly backend?: string
@@ -59,6 +60,7 @@ export class ProcessGroup implements AsyncDisposable {
     }
   }
 
+  /** `destroy`, for `await using`. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.destroy()
   }

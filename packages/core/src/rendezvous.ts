@@ -87,6 +87,6 @@ function invalid(name: string, value: string | undefined, rule: string): Rankwis
     where: `environment variable ${name}`,
     actual: { [name]: value === undefined ? 'unset' : JSON.stringify(value) },
     rule,
-    remedy: 'start the ranks with `rankwise run --nproc-per-node N script`, or with torchrun --no-python',
+    remedy: 'start the ranks with `rankwise run --nproc-per-node N script`',
   })
 }

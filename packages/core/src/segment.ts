@@ -52,10 +52,10 @@ function localSegment(
 ): Segment {
   const produced = new Set(placedNodes.flatMap((node) => node.outputs))
   const used = [...new Set(placedNodes.flatMap((node) => node.inputs))]
-  const of = (kind: Value['kind']) =>
-    used.filter((value) => value.kind === kind && !produced.has(value)).map(localValue)
+  const of = (...kinds: readonly Value['kind'][]) =>
+    used.filter((value) => kinds.includes(value.kind) && !produced.has(value)).map(localValue)
   const parts = {
-    inputs: [...of('input'), ...of('result')],
+    inputs: of('input', 'result'),
     parameters: of('parameter'),
     constants: of('constant'),
     nodes: placedNodes.map((node) => localNode(node, rank, tpDegree)),
@@ -103,13 +103,15 @@ function formatAttributes(attributes: Attributes): string {
 function structuralKey({ inputs, parameters, constants, nodes, outputs }: Omit<Segment, 'key'>): string {
   const hash = createHash('sha256')
   const numbers = new Map<number, number>()
-  const declare = (value: Value) => {
+  const declare = (role: string, value: Value) => {
     numbers.set(value.id, numbers.size)
-    hash.update(`${value.kind} ${value.dtype}[${value.shape.join()}];`)
+    hash.update(`${role} ${value.dtype}[${value.shape.join()}];`)
   }
-  for (const value of [...inputs, ...parameters]) declare(value)
+  // An argument of the model and the result of an earlier segment are the same to a segment.
+  for (const value of inputs) declare('input', value)
+  for (const value of parameters) declare('parameter', value)
   for (const value of constants) {
-    declare(value)
+    declare('constant', value)
     const data = value.data?.data
     if (data !== undefined) hash.update(new Uint8Array(data.buffer, data.byteOffset, data.byteLength))
   }
@@ -117,7 +119,7 @@ function structuralKey({ inputs, parameters, constants, nodes, outputs }: Omit<S
     hash.update(
       `${node.op} ${node.inputs.map((value) => numbers.get(value.id)).join()} ${formatAttributes(node.attributes)}:`,
     )
-    for (const value of node.outputs) declare(value)
+    for (const value of node.outputs) declare('result', value)
   }
   hash.update(`out ${outputs.map((value) => numbers.get(value.id)).join()}`)
   return hash.digest('hex')

@@ -25,6 +25,8 @@ export interface PackedRowwise {
 export type ParallelStyle = 'colwise' | 'rowwise' | 'rowwise_split_input' | PackedColwise | PackedRowwise
 
 /**
+ * A style for one weight that fuses several column-wise projections.
+ *
  * @param blocks - proportional integers whose sum divides the rows of the weight (`[1, 1]` for gate and up);
  *   omitted, the Linear's own `packedColBlocks`
  */
@@ -33,6 +35,8 @@ export function packedColwise(blocks?: readonly number[]): PackedColwise {
 }
 
 /**
+ * A style for a row-wise weight whose input joins several values.
+ *
  * @param blocks - proportional integers whose sum divides the columns of the weight; omitted, the Linear's own
  *   `packedRowBlocks`
  */

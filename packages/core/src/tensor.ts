@@ -1,6 +1,7 @@
 import { allocate, castData, type DType, type DTypeArrays, itemSize } from './dtype.ts'
 import { RankwiseError } from './errors.ts'
 
+/** Sizes of the dimensions, outermost first; empty for a scalar. */
 export type Shape = readonly number[]
 
 /** Number of elements of a shape; 1 for a scalar. */
@@ -13,6 +14,7 @@ export function byteSizeOf(shape: Shape, dtype: DType): number {
   return sizeOf(shape) * itemSize(dtype)
 }
 
+/** Whether two shapes have the same sizes. */
 export function sameShape(a: Shape, b: Shape): boolean {
   return a.length === b.length && a.every((size, i) => size === b[i])
 }
@@ -36,14 +38,17 @@ export class Tensor<D extends DType = DType> {
     this.data = data
   }
 
+  /** A tensor of zeros. */
   static zeros<D extends DType>(dtype: D, shape: Shape): Tensor<D> {
     return new Tensor(dtype, shape, allocate(dtype, sizeOf(shape)))
   }
 
+  /** A float32 tensor; a `Float32Array` is taken over, not copied. @throws RankwiseError `TENSOR_SHAPE` */
   static float32(shape: Shape, data: Float32Array | readonly number[]): Tensor<'float32'> {
     return new Tensor('float32', shape, data instanceof Float32Array ? data : Float32Array.from(data))
   }
 
+  /** An int32 tensor; an `Int32Array` is taken over, not copied. @throws RankwiseError `TENSOR_SHAPE` */
   static int32(shape: Shape, data: Int32Array | readonly number[]): Tensor<'int32'> {
     return new Tensor('int32', shape, data instanceof Int32Array ? data : Int32Array.from(data))
   }
@@ -63,6 +68,7 @@ export class Tensor<D extends DType = DType> {
     return new Tensor(this.dtype, shape, this.data)
   }
 
+  /** A copy with data of its own. */
   clone(): Tensor<D> {
     return new Tensor(this.dtype, this.shape, this.data.slice() as DTypeArrays[D])
   }

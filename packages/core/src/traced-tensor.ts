@@ -28,34 +28,42 @@ export class TracedTensor {
     return this.shape[this.#dim(dim)] as number
   }
 
+  /** Sum with another tensor, broadcast as in NumPy, or with a number. */
   add(other: Operand | number): TracedTensor {
     return typeof other === 'number' ? this.#unary('add_scalar', { value: other }) : emitOne('add', [this, other])
   }
 
+  /** Difference, broadcast as in NumPy. */
   sub(other: Operand): TracedTensor {
     return emitOne('sub', [this, other])
   }
 
+  /** Product with another tensor, broadcast as in NumPy, or with a number. */
   mul(other: Operand | number): TracedTensor {
     return typeof other === 'number' ? this.#unary('mul_scalar', { value: other }) : emitOne('mul', [this, other])
   }
 
+  /** Quotient, broadcast as in NumPy. */
   div(other: Operand): TracedTensor {
     return emitOne('div', [this, other])
   }
 
+  /** `x * sigmoid(x)`. */
   silu(): TracedTensor {
     return this.#unary('silu')
   }
 
+  /** Sine, of radians. */
   sin(): TracedTensor {
     return this.#unary('sin')
   }
 
+  /** Cosine, of radians. */
   cos(): TracedTensor {
     return this.#unary('cos')
   }
 
+  /** The same elements, in row-major order, under another shape. */
   reshape(shape: Shape): TracedTensor {
     return this.#unary('reshape', { shape })
   }
@@ -73,6 +81,7 @@ export class TracedTensor {
     return this.reshape([...this.shape.slice(0, first), joined, ...this.shape.slice(last + 1)])
   }
 
+  /** Inserts a dimension of size 1; negative dims count from the end of the result. */
   unsqueeze(dim: number): TracedTensor {
     const at = dim < 0 ? dim + this.shape.length + 1 : dim
     return this.reshape([...this.shape.slice(0, at), 1, ...this.shape.slice(at)])
@@ -83,6 +92,7 @@ export class TracedTensor {
     return this.#unary('transpose', { permutation })
   }
 
+  /** Consecutive pieces of the given sizes along a dimension. */
   split(sizes: readonly number[], dim: number): TracedTensor[] {
     return emit('split', [this], { dim: this.#dim(dim), sizes })
   }

@@ -129,7 +129,7 @@ export class AutoencoderKLFlux2 extends ModelMixin {
   #mode(sample: TracedTensor): TracedTensor {
     const encoded = this.encoder.call(sample)
     const moments = this.quant_conv?.call(encoded) ?? encoded
-    return moments.slice(1, this.config.latentChannels)
+    return moments.slice(1, 0, this.config.latentChannels)
   }
 }
 

@@ -1,8 +1,12 @@
+export { AutoencoderKLFlux2 } from './autoencoder-kl-flux2.ts'
+export { type Callable, callable } from './callable.ts'
 export * from './config.ts'
 export { Generator, type RandnDType, randnTensor } from './generator.ts'
 export { Image, postprocess } from './image.ts'
 export * from './latents.ts'
 export { linspace } from './linspace.ts'
+export { parseModelConfig } from './model-config.ts'
+export { type Qwen3EncodeOptions, Qwen3ForCausalLM, type Qwen3Inputs } from './qwen3.ts'
 export type { LatentDType } from './rounding.ts'
 export {
   computeEmpiricalMu,
@@ -13,7 +17,3 @@ export {
 } from './scheduler.ts'
 export type { FlowMatchEulerDiscreteSchedulerConfig } from './scheduler-config.ts'
 export * from './tokenizer.ts'
-export { AutoencoderKLFlux2 } from './autoencoder-kl-flux2.ts'
-export { type Callable, callable } from './callable.ts'
-export { parseModelConfig } from './model-config.ts'
-export { type Qwen3EncodeOptions, Qwen3ForCausalLM, type Qwen3Inputs } from './qwen3.ts'

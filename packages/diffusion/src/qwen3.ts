@@ -26,6 +26,7 @@ export interface Qwen3Inputs {
   readonly attentionMask: Tensor<'int32'>
 }
 
+/** Options of `encode`. */
 export interface Qwen3EncodeOptions extends RunOptions {
   /** Hidden states to return, 0 being the token embedding and k what k layers make of it. @default those of the class */
   readonly outLayers?: readonly number[]

@@ -22,6 +22,7 @@ const CONFIG_FILE = 'scheduler_config.json'
 /** rho of Karras et al. 2022 (arXiv 2206.00364), section 5. */
 const KARRAS_RHO = 7
 
+/** How a schedule is laid out. */
 export interface SetTimestepsOptions {
   /** Denoising steps; with `sigmas` it must be their number. */
   readonly numInferenceSteps?: number
@@ -37,6 +38,7 @@ export interface SetTimestepsOptions {
   readonly mu?: number
 }
 
+/** Options of one step. */
 export interface StepOptions {
   /** Source of the noise of `stochasticSampling`; required then. */
   readonly generator?: Generator

@@ -17,11 +17,13 @@ export interface ChatMessage {
   readonly content: string | readonly ChatContentBlock[]
 }
 
+/** A part of a message. */
 export interface ChatContentBlock {
   readonly type: string
   readonly text?: string
 }
 
+/** What a chat template may depend on. */
 export interface ApplyChatTemplateOptions {
   /** End with the opening of the assistant's turn. @default false */
   readonly addGenerationPrompt?: boolean
@@ -29,6 +31,7 @@ export interface ApplyChatTemplateOptions {
   readonly enableThinking?: boolean
 }
 
+/** Length and padding of the ids. */
 export interface EncodeOptions {
   /** Longest result; what is longer is truncated on the config's `truncation_side`. @default no limit */
   readonly maxLength?: number

@@ -23,7 +23,7 @@ export async function ownGoldenJson<T>(name: string): Promise<T> {
 }
 
 /** Bytes of a tensor or array: equal bytes are equal bits, signs of zero included. */
-export function bytesOf({ buffer, byteOffset, byteLength }: ArrayBufferView): Buffer {
+function bytesOf({ buffer, byteOffset, byteLength }: ArrayBufferView): Buffer {
   return Buffer.from(buffer as ArrayBuffer, byteOffset, byteLength)
 }
 

@@ -1,5 +1,5 @@
+import type { Flux2KleinComponents } from './components.ts'
 import type { Flux2KleinOptions, ResolvedOptions } from './generation-options.ts'
-import type { Flux2KleinComponents } from './pipeline-klein.ts'
 import { encodePrompt, type Prompt, promptFromEmbeds } from './prompt.ts'
 
 /** What a denoising is pulled to and, with guidance, away from. */
@@ -12,7 +12,7 @@ export interface Conditions {
 /** Embeds the prompt of a call and, where guidance needs it, the empty one. */
 export async function encodeConditions(
   components: Pick<Flux2KleinComponents, 'tokenizer' | 'textEncoder' | 'isDistilled'>,
-  options: Pick<Flux2KleinOptions, 'prompt' | 'promptEmbeds' | 'negativePromptEmbeds' | 'signal'>,
+  options: Pick<Flux2KleinOptions, 'prompt' | 'promptEmbeds' | 'negativePromptEmbeds' | 'guidanceScale' | 'signal'>,
   resolved: ResolvedOptions,
 ): Promise<Conditions> {
   const { numImagesPerPrompt, guidanceScale } = resolved
@@ -22,18 +22,15 @@ export async function encodeConditions(
       : promptFromEmbeds(embeds, numImagesPerPrompt)
   const prompts = typeof options.prompt === 'string' ? [options.prompt] : (options.prompt ?? [])
   const prompt = await encode(prompts, options.promptEmbeds)
-  if (!usesGuidance(components.isDistilled, guidanceScale)) return { prompt, negative: undefined, guidanceScale }
+  if (components.isDistilled && (options.guidanceScale ?? 0) > 1) warnIgnored(guidanceScale)
+  if (components.isDistilled || guidanceScale <= 1) return { prompt, negative: undefined, guidanceScale }
   const count = (prompt.embeds.shape[0] as number) / numImagesPerPrompt
   const negative = await encode(new Array<string>(count).fill(''), options.negativePromptEmbeds)
   return { prompt, negative, guidanceScale }
 }
 
-function usesGuidance(isDistilled: boolean, guidanceScale: number): boolean {
-  if (guidanceScale <= 1) return false
-  if (isDistilled) {
-    process.emitWarning(`guidanceScale ${guidanceScale} is ignored: the model is distilled and takes no guidance`, {
-      code: 'GUIDANCE_IGNORED',
-    })
-  }
-  return !isDistilled
+function warnIgnored(guidanceScale: number): void {
+  process.emitWarning(`guidanceScale ${guidanceScale} is ignored: the model is distilled and takes no guidance`, {
+    code: 'GUIDANCE_IGNORED',
+  })
 }

@@ -12,6 +12,7 @@ export interface DenoisingStep {
   readonly latents: Tensor<'float32'>
 }
 
+/** Options of a call, by diffusers' names. */
 export interface Flux2KleinOptions<T extends OutputType = OutputType> {
   /** One prompt, or one per picture. Give it or `promptEmbeds`. */
   readonly prompt?: string | readonly string[]
@@ -52,6 +53,7 @@ export interface Flux2KleinOptions<T extends OutputType = OutputType> {
   readonly signal?: AbortSignal
 }
 
+/** Forms in which a pipeline returns what it draws. */
 export type OutputType = 'image' | 'array' | 'latent'
 
 /** Options with all defaults filled in. */

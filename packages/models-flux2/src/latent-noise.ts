@@ -16,7 +16,7 @@ export interface LatentNoiseOptions {
  * ranks that draw their own, or are given other ones, would otherwise denoise different pictures into each other.
  *
  * @param shape - `[batch, channels, height, width]`
- * @throws RankwiseError `LATENTS_SHAPE`, `GENERATOR_COUNT`, and those of the collectives
+ * @throws RankwiseError `LATENTS_SHAPE`, `GENERATOR_BATCH`, and those of the collectives
  */
 export async function latentNoise(shape: Shape, options: LatentNoiseOptions): Promise<Tensor<'float32'>> {
   const { generator, latents, collectives, signal } = options
@@ -25,6 +25,14 @@ export async function latentNoise(shape: Shape, options: LatentNoiseOptions): Pr
       where: 'latents',
       actual: { given: latents.shape, expected: shape },
       rule: 'latents are [batch, channels, height, width] of the patched latents',
+    })
+  }
+  const count = Array.isArray(generator) ? generator.length : shape[0]
+  if (count !== shape[0]) {
+    throw new RankwiseError('GENERATOR_BATCH', 'there are not as many generators as pictures', {
+      where: 'generator',
+      actual: { generators: count, pictures: shape[0] },
+      rule: 'one generator draws for all pictures, or each has its own',
     })
   }
   // A copy, because the broadcast writes into it.

@@ -1,15 +1,6 @@
+import { RankwiseError, readConfig, Tensor, throwIfAborted } from '@rankwise/core'
 import {
-  type Backend,
-  type DType,
-  type LoadProgress,
-  RankwiseError,
-  readConfig,
-  Tensor,
-  type TensorParallelConfig,
-  throwIfAborted,
-} from '@rankwise/core'
-import {
-  AutoencoderKLFlux2,
+  type AutoencoderKLFlux2,
   type Callable,
   callable,
   computeEmpiricalMu,
@@ -18,12 +9,13 @@ import {
   modelTimestep,
   parseWith,
   prepareLatentIds,
-  Qwen3ForCausalLM,
+  type Qwen3ForCausalLM,
   Tokenizer,
   unpackLatents,
   unpatchifyLatents,
 } from '@rankwise/diffusion'
 import { z } from 'zod'
+import { type Flux2KleinComponents, type Flux2KleinFromPretrainedOptions, loadModels } from './components.ts'
 import { type Conditions, encodeConditions } from './conditions.ts'
 import {
   type DenoisingStep,
@@ -36,37 +28,13 @@ import { guide } from './guidance.ts'
 import { latentNoise } from './latent-noise.ts'
 import { type Flux2Output, float32, toOutput } from './output.ts'
 import type { Prompt } from './prompt.ts'
-import { Flux2Transformer2DModel } from './transformer.ts'
+import type { Flux2Transformer2DModel } from './transformer.ts'
 
 /** VAE latents per token, in each direction. */
 const PATCH = 2
 
 /** Side of the default picture, in VAE latents. */
 const DEFAULT_SAMPLE_SIZE = 128
-
-export interface Flux2KleinModels {
-  readonly transformer: Flux2Transformer2DModel
-  readonly textEncoder: Qwen3ForCausalLM
-  readonly vae: AutoencoderKLFlux2
-}
-
-export interface Flux2KleinComponents extends Flux2KleinModels {
-  readonly tokenizer: Tokenizer
-  readonly scheduler: FlowMatchEulerDiscreteScheduler
-  /** Whether the model was distilled to few steps and takes no guidance. */
-  readonly isDistilled: boolean
-}
-
-export interface Flux2KleinFromPretrainedOptions extends Partial<Flux2KleinComponents> {
-  readonly backend: Backend
-  /** Splits the transformer over the ranks of the process group; not together with a `transformer` of your own. */
-  readonly parallelConfig?: TensorParallelConfig
-  /** @default 'float32' */
-  readonly dtype?: DType
-  /** Aborts the load with `ABORTED`. */
-  readonly signal?: AbortSignal
-  readonly onProgress?: (progress: LoadProgress) => void
-}
 
 const modelIndexSchema = z.looseObject({
   _class_name: z.literal('Flux2KleinPipeline'),
@@ -178,38 +146,9 @@ export class Flux2KleinPipeline implements Flux2KleinComponents, AsyncDisposable
     await this.vae.dispose()
   }
 
+  /** `dispose`, for `await using`. */
   async [Symbol.asyncDispose](): Promise<void> {
     await this.dispose()
-  }
-}
-
-/** Loads the models that are not given; when one fails, those loaded before are freed again. */
-async function loadModels(directory: string, options: Flux2KleinFromPretrainedOptions): Promise<Flux2KleinModels> {
-  const { backend, dtype, parallelConfig, signal, onProgress } = options
-  const common = {
-    backend,
-    ...(dtype === undefined ? {} : { dtype }),
-    ...(signal === undefined ? {} : { signal }),
-    ...(onProgress === undefined ? {} : { onProgress }),
-  }
-  const split = parallelConfig === undefined ? common : { ...common, parallelConfig }
-  const loaded: AsyncDisposable[] = []
-  const own = <M extends AsyncDisposable>(model: M): M => {
-    loaded.push(model)
-    return model
-  }
-  try {
-    const textEncoder =
-      options.textEncoder ??
-      own(await Qwen3ForCausalLM.fromPretrained(directory, { ...common, subfolder: 'text_encoder' }))
-    const transformer =
-      options.transformer ??
-      own(await Flux2Transformer2DModel.fromPretrained(directory, { ...split, subfolder: 'transformer' }))
-    const vae = options.vae ?? own(await AutoencoderKLFlux2.fromPretrained(directory, { ...common, subfolder: 'vae' }))
-    return { textEncoder, transformer, vae }
-  } catch (error) {
-    for (const model of loaded) await model[Symbol.asyncDispose]()
-    throw error
   }
 }
 

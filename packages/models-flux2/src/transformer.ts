@@ -18,6 +18,7 @@ import { rotaryTables } from './rotary-tables.ts'
 import { Flux2TimestepGuidanceEmbeddings } from './time-embedding.ts'
 import { Flux2SingleTransformerBlock, Flux2TransformerBlock, type Streams } from './transformer-blocks.ts'
 
+/** What the transformer predicts from. */
 export interface Flux2TransformerInputs {
   /** Packed latents, float32 `[batch, imageTokens, inChannels]`. */
   readonly hiddenStates: Tensor

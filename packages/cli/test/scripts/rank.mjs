@@ -12,7 +12,11 @@ const actions = {
   exit: (code) => process.exit(Number(code)),
   signal: (name) => process.kill(process.pid, name),
   ignore: (name) => process.on(name, () => process.stdout.write(`ignored ${name}\n`)),
-  child: () => process.stdout.write(`child ${spawn('sleep', ['30'], { stdio: 'ignore' }).pid}\n`),
+  child: () => {
+    const child = spawn('sleep', ['30'], { stdio: 'ignore' })
+    child.unref()
+    process.stdout.write(`child ${child.pid}\n`)
+  },
   stdin: async () => {
     for await (const chunk of process.stdin) process.stdout.write(`read ${chunk}`)
   },

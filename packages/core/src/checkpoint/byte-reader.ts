@@ -1,6 +1,8 @@
 import { constants, type FileHandle, open, stat } from 'node:fs/promises'
+import { throwIfAborted } from '../abort.ts'
 import { RankwiseError } from '../errors.ts'
 
+/** Options of reading a tensor. */
 export interface ReadOptions {
   /** Aborting it fails the read with `ABORTED`. */
   readonly signal?: AbortSignal | undefined
@@ -56,7 +58,7 @@ export class ByteReader {
    */
   async readInto(target: Uint8Array, offset: number, where: string, { signal }: ReadOptions = {}): Promise<void> {
     for (let filled = 0; filled < target.length; ) {
-      if (signal?.aborted) throw new RankwiseError('ABORTED', 'reading was aborted', { where, cause: signal.reason })
+      throwIfAborted(signal, where)
       const bytes = await this.#readOnce(target.subarray(filled, filled + MAX_CALL_BYTES), offset + filled, where)
       if (bytes === 0) {
         throw new RankwiseError('SAFETENSORS_TRUNCATED', 'the file became shorter after it was opened', {

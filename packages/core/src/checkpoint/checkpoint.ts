@@ -12,6 +12,7 @@ import { contiguousRanges, shardLayout } from './shard-layout.ts'
 import type { ShardSource } from './shard-source.ts'
 import { readableTensor, type TensorInfo, whereIs } from './tensor-info.ts'
 
+/** Options of `Checkpoint.open`. */
 export interface CheckpointOptions {
   /**
    * Name of the weights without `.safetensors`: diffusers writes `diffusion_pytorch_model`, transformers `model`.
@@ -19,7 +20,7 @@ export interface CheckpointOptions {
    */
   readonly weightsName?: string
   /**
-   * Most bytes of the buffer that strided shards are gathered from.
+   * Most bytes of the buffer that strided shards are gathered from, at most 64 MiB.
    * @default 1 MiB
    */
   readonly windowBytes?: number
@@ -105,6 +106,7 @@ export class Checkpoint implements AsyncDisposable {
     return closeAll([...this.#files.values()])
   }
 
+  /** Closes the files, for `await using`. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.close()
   }
@@ -130,11 +132,13 @@ async function openIndexed(
 
 function checkAgainstIndex(file: SafetensorsFile, mapped: ReadonlySet<string>, indexPath: string): void {
   const missing = [...mapped].find((name) => !file.tensors.has(name))
-  if (missing !== undefined)
-    throw mismatch(indexPath, file, missing, 'the index says the tensor is in it, and it is not')
+  if (missing !== undefined) {
+    throw mismatch(indexPath, file, missing, 'the index says that the file has this tensor, and it has not')
+  }
   const unmapped = [...file.tensors.keys()].find((name) => !mapped.has(name))
-  if (unmapped !== undefined)
-    throw mismatch(indexPath, file, unmapped, 'it has a tensor that the index does not put in it')
+  if (unmapped !== undefined) {
+    throw mismatch(indexPath, file, unmapped, 'the file has a tensor that the index does not put there')
+  }
 }
 
 function mismatch(indexPath: string, file: SafetensorsFile, tensor: string, what: string): RankwiseError {

@@ -15,7 +15,7 @@ export class ReadStats {
     return this.#largestBuffers
   }
 
-  /** @internal */
+  /** Notes a buffer that was allocated for a tensor. @internal */
   countBuffer(tensor: string, bytes: number): void {
     this.largestBuffer = Math.max(this.largestBuffer, bytes)
     this.#largestBuffers.set(tensor, Math.max(this.#largestBuffers.get(tensor) ?? 0, bytes))

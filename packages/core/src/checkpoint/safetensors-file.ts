@@ -15,11 +15,14 @@ import { type ReadableTensorInfo, readableTensor, type TensorInfo, whereIs } fro
  */
 export const DEFAULT_WINDOW_BYTES = 1024 * 1024
 
+const MAX_WINDOW_BYTES = 64 * 1024 * 1024
+
+/** Options of `SafetensorsFile.open`. */
 export interface SafetensorsFileOptions {
   /** Where reads are counted. @default a new one */
   readonly stats?: ReadStats
   /**
-   * Most bytes of the buffer that strided shards are gathered from.
+   * Most bytes of the buffer that strided shards are gathered from, at most 64 MiB.
    * @default 1 MiB
    */
   readonly windowBytes?: number
@@ -50,12 +53,14 @@ export class SafetensorsFile implements AsyncDisposable {
    * Opens a file and checks its header; reads no tensor.
    *
    * @param path Absolute, or relative to the working directory.
-   * @throws RankwiseError `SAFETENSORS_OPEN`, `SAFETENSORS_READ`, and those of the header: `SAFETENSORS_TRUNCATED`,
-   *   `SAFETENSORS_HEADER_LENGTH`, `SAFETENSORS_HEADER_JSON`, `SAFETENSORS_DUPLICATE_KEY`, `SAFETENSORS_METADATA`,
-   *   `SAFETENSORS_DTYPE`, `SAFETENSORS_SHAPE`, `SAFETENSORS_OFFSETS`, `SAFETENSORS_OVERLAP`, `SAFETENSORS_HOLE`
+   * @throws RankwiseError `SAFETENSORS_OPEN`, `SAFETENSORS_READ`, `SAFETENSORS_WINDOW` when `windowBytes` is out of
+   *   range, and those of the header: `SAFETENSORS_TRUNCATED`, `SAFETENSORS_HEADER_LENGTH`, `SAFETENSORS_HEADER_JSON`,
+   *   `SAFETENSORS_DUPLICATE_KEY`, `SAFETENSORS_METADATA`, `SAFETENSORS_DTYPE`, `SAFETENSORS_SHAPE`,
+   *   `SAFETENSORS_OFFSETS`, `SAFETENSORS_OVERLAP`, `SAFETENSORS_HOLE`
    */
   static async open(path: string, options: SafetensorsFileOptions = {}): Promise<SafetensorsFile> {
     const { stats = new ReadStats(), windowBytes = DEFAULT_WINDOW_BYTES } = options
+    checkWindow(windowBytes)
     const reader = await ByteReader.open(resolve(path))
     try {
       const header = await readHeader(reader, stats)
@@ -71,8 +76,8 @@ export class SafetensorsFile implements AsyncDisposable {
    * strided part, one window of at most `windowBytes` are allocated; the window is never larger than the result.
    *
    * @throws RankwiseError `TENSOR_NOT_FOUND`, `SAFETENSORS_DTYPE_UNSUPPORTED`, `SHARD_SLICES`,
-   *   `SAFETENSORS_TRUNCATED` when the file has become shorter, `SAFETENSORS_TOO_LARGE`, `SAFETENSORS_READ`, `SAFETENSORS_CLOSED`,
-   *   `ABORTED`
+   *   `SAFETENSORS_TRUNCATED` when the file has become shorter, `SAFETENSORS_TOO_LARGE`, `SAFETENSORS_READ`,
+   *   `SAFETENSORS_CLOSED`, `ABORTED`
    */
   async read(name: string, slices?: ShardSlices, options: ReadOptions = {}): Promise<Tensor> {
     const info = readableTensor(this.tensors, name, this.path)
@@ -90,6 +95,7 @@ export class SafetensorsFile implements AsyncDisposable {
     return this.#reader.close()
   }
 
+  /** Closes the file, for `await using`. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.close()
   }
@@ -130,6 +136,14 @@ export class SafetensorsFile implements AsyncDisposable {
     this.stats.countBuffer(name, bytes)
     return new Uint8Array(bytes)
   }
+}
+
+function checkWindow(windowBytes: number): void {
+  if (Number.isInteger(windowBytes) && windowBytes >= 1 && windowBytes <= MAX_WINDOW_BYTES) return
+  throw new RankwiseError('SAFETENSORS_WINDOW', 'windowBytes is out of range', {
+    actual: { windowBytes },
+    rule: `windowBytes is an integer from 1 to ${MAX_WINDOW_BYTES}`,
+  })
 }
 
 async function readHeader(reader: ByteReader, stats: ReadStats): Promise<SafetensorsHeader> {

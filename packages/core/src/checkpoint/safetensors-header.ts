@@ -13,6 +13,7 @@ export const MAX_HEADER_BYTES = 100_000_000
 /** The key of the header's free-form strings; every other key is a tensor's name. */
 export const METADATA_KEY = '__metadata__'
 
+/** What a header says. */
 export interface SafetensorsHeader {
   /** By position in the file. */
   readonly tensors: ReadonlyMap<string, TensorInfo>

@@ -1,12 +1,14 @@
 import { randomBytes } from 'node:crypto'
 import { type FileHandle, open, rename, rm } from 'node:fs/promises'
 import { basename, dirname, join } from 'node:path'
+import { throwIfAborted } from '../abort.ts'
 import { RankwiseError } from '../errors.ts'
 import type { Tensor } from '../tensor.ts'
 import { SAFETENSORS_DTYPES } from './safetensors-dtype.ts'
 import { LENGTH_BYTES, MAX_HEADER_BYTES, METADATA_KEY } from './safetensors-header.ts'
 import { quoteName } from './strict-json.ts'
 
+/** Options of `writeSafetensors`. */
 export interface WriteSafetensorsOptions {
   /** Aborting it fails with `ABORTED` and leaves no file behind. */
   readonly signal?: AbortSignal | undefined
@@ -124,7 +126,7 @@ async function writeFile(
 
 async function writeAll(handle: FileHandle, bytes: Uint8Array, { signal }: WriteSafetensorsOptions): Promise<void> {
   for (let written = 0; written < bytes.length; ) {
-    if (signal?.aborted) throw new RankwiseError('ABORTED', 'writing was aborted', { cause: signal.reason })
+    throwIfAborted(signal)
     const length = Math.min(MAX_CALL_BYTES, bytes.length - written)
     written += (await handle.write(bytes, written, length)).bytesWritten
   }

@@ -3,6 +3,7 @@ import { Module } from '../module.ts'
 import { Parameter } from '../parameter.ts'
 import type { TracedTensor } from '../traced-tensor.ts'
 
+/** Stride and padding of a convolution. */
 export interface Conv2dOptions {
   /** @default 1 */
   readonly stride?: number

@@ -3,6 +3,7 @@ import { Module } from '../module.ts'
 import { Parameter } from '../parameter.ts'
 import type { TracedTensor } from '../traced-tensor.ts'
 
+/** Bias and the inner structure of a fused projection. */
 export interface LinearOptions {
   /** @default true */
   readonly bias?: boolean

@@ -4,7 +4,7 @@ import { PARTIAL, type Placement, REPLICATED, sameBlocks, shard } from '../place
 import { type Shape, sizeOf } from '../tensor.ts'
 
 /** The shape of an elementwise result under NumPy broadcasting. */
-export function broadcastShape(op: string, a: TensorType, b: TensorType): Shape {
+function broadcastShape(op: string, a: TensorType, b: TensorType): Shape {
   const rank = Math.max(a.shape.length, b.shape.length)
   return Array.from({ length: rank }, (_, dim) => {
     const sizeA = a.shape[dim - rank + a.shape.length] ?? 1

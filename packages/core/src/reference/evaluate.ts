@@ -1,5 +1,7 @@
 import { RankwiseError } from '../errors.ts'
 import type { Graph, Node, Value } from '../graph.ts'
+import { opDefinition } from '../op.ts'
+import '../ops/index.ts'
 import { sameShape, type Tensor } from '../tensor.ts'
 import type { Float64Tensor } from './kernel.ts'
 import { referenceOp } from './reference-op.ts'
@@ -13,7 +15,7 @@ export type Values = Map<number, Float64Tensor>
  *
  * @param weights - whole weights by name
  * @param inputs - by name, of the traced shapes
- * @throws RankwiseError `WEIGHTS_MISSING`, `INPUT_MISMATCH`, `REFERENCE_SHAPE`
+ * @throws RankwiseError `WEIGHTS_MISSING`, `WEIGHTS_SHAPE`, `INPUT_MISMATCH`, `OP_SHAPE`, `REFERENCE_SHAPE`
  */
 export function runGraph(
   graph: Graph,
@@ -31,14 +33,14 @@ export function runGraph(
 /**
  * Computes a node from `values` and adds its results to them.
  *
- * @throws RankwiseError `REFERENCE_SHAPE` when a result has another shape than the graph says
+ * @throws RankwiseError `OP_SHAPE` when operands do not go together, `REFERENCE_SHAPE` when a result has another shape
+ *   than the graph says
  */
 export function evaluate(node: Node, values: Values): void {
-  const results = referenceOp(
-    node.op,
-    node.inputs.map((input) => tensorOf(values, input)),
-    node.attributes,
-  )
+  const inputs = node.inputs.map((input) => tensorOf(values, input))
+  const types = inputs.map(({ shape }, i) => ({ shape, dtype: node.inputs[i]?.dtype ?? 'float64' }))
+  opDefinition(node.op).infer(types, node.attributes)
+  const results = referenceOp(node.op, inputs, node.attributes)
   for (const [i, output] of node.outputs.entries()) {
     const result = results[i]
     if (result === undefined || !sameShape(result.shape, output.shape)) {

@@ -15,7 +15,8 @@ import { shardTensor } from './shard-tensor.ts'
  * @param weights - whole weights by name
  * @param inputs - by name, of the traced shapes
  * @returns the outputs of every rank
- * @throws RankwiseError `WEIGHTS_MISSING`, `WEIGHTS_SHAPE`, `INPUT_MISMATCH`, `REFERENCE_SHAPE`, `BLOCK_NOT_DIVISIBLE`
+ * @throws RankwiseError `WEIGHTS_MISSING`, `WEIGHTS_SHAPE`, `INPUT_MISMATCH`, `OP_SHAPE`, `REFERENCE_SHAPE`,
+ *   `BLOCK_NOT_DIVISIBLE`
  */
 export function runRanks(
   graph: PlacedGraph,

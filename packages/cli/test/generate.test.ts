@@ -1,0 +1,93 @@
+import { mkdtemp, readdir, readFile, rm } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { fileURLToPath } from 'node:url'
+import { Image } from '@rankwise/diffusion'
+import { referencePath } from '@rankwise/fixtures'
+import { afterAll, beforeAll, describe, expect, it } from 'vitest'
+import type { GenerationSummary } from '../src/summary.ts'
+import { rankwise } from './rankwise.ts'
+
+const PROMPT = 'a photo of a cat holding a sign that says hello world'
+
+let folder: string
+beforeAll(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'rankwise-generate-'))
+})
+afterAll(() => rm(folder, { recursive: true }))
+
+async function picture(path: string): Promise<Uint8Array> {
+  return Image.fromPng(await readFile(path)).data
+}
+
+/** Share of bytes that differ; any by more than 1 level counts as all. */
+function differing(actual: Uint8Array, expected: Uint8Array): number {
+  const apart = Array.from(actual, (value, i) => Math.abs(value - (expected[i] as number)))
+  return Math.max(...apart) > 1 ? 1 : apart.filter((distance) => distance > 0).length / apart.length
+}
+
+describe('rankwise generate', () => {
+  it.each([1, 2, 4])('draws what diffusers draws from flux2-klein-tiny on %i ranks', async (tp) => {
+    const out = join(folder, `klein-${tp}.png`)
+    const options = ['--seed', '42', '--steps', '4', '--height', '128', '--width', '128', '--guidance', '4']
+    const { code, stdout, stderr } = await rankwise(
+      ...['generate', referencePath('flux2-klein-tiny'), '--prompt', PROMPT, '--tp', String(tp), ...options],
+      ...['--max-sequence-length', '512', '--backend', 'ort', '--threads', '1', '--out', out, '--json'],
+    )
+    expect(code, stderr).toBe(0)
+    const summary: GenerationSummary = JSON.parse(stdout)
+    expect(summary).toMatchObject({
+      out,
+      prompt: PROMPT,
+      seed: '42',
+      height: 128,
+      width: 128,
+      backend: 'ort',
+      ranks: tp,
+    })
+    const { fullBytes, ranks } = summary.transformer
+    expect(ranks.map(({ rank }) => rank)).toEqual(Array.from({ length: tp }, (_, rank) => rank))
+    // Embedders, modulations and norms are replicated: 23 % of this tiny model.
+    for (const { localBytes } of ranks) expect(localBytes / fullBytes).toBeCloseTo(0.2324 + (1 - 0.2324) / tp, 3)
+    const golden = await picture(referencePath('goldens', 'pipeline', 'klein.t2i.128x128.distilled.png'))
+    expect(differing(await picture(out), golden)).toBeLessThanOrEqual(0.001)
+  })
+
+  it('draws the demo with what it was trained for, and says what it did', async () => {
+    const out = join(folder, 'demo.png')
+    const { code, stdout, stderr } = await rankwise('generate', '--tp', '2', '--threads', '1', '--out', out)
+    expect(code, stderr).toBe(0)
+    expect(stderr).toMatch(/loaded transformer: 5\.4 MB[\s\S]*step 12 \/ 12/)
+    expect(stdout).toMatch(
+      /64 x 64 pixels on 2 ranks \(ort\)[\s\S]*rank 0: 5\.4 of 9\.2 MB.*\n.*rank 1: 5\.4 of 9\.2 MB/,
+    )
+    const golden = await picture(fileURLToPath(new URL('../../demo-flux2/golden/cat-blue.png', import.meta.url)))
+    expect(differing(await picture(out), golden)).toBeLessThanOrEqual(0.001)
+  })
+
+  it('refuses a degree once, before ranks are started', async () => {
+    const { code, stderr } = await rankwise('generate', '--tp', '3', '--out', join(folder, 'none.png'))
+    expect(code).toBe(1)
+    expect(stderr.match(/HEADS_NOT_DIVISIBLE/g)).toHaveLength(1)
+    expect(stderr).toContain('legalDegrees [1, 2, 4, 8]')
+  })
+
+  it.each([
+    ['a folder without a pipeline', ['generate', '/nowhere'], /CONFIG_NOT_FOUND/],
+    ['an unknown backend', ['generate', '--backend', 'abacus'], /BACKEND_UNKNOWN.*\n.*ort/],
+    ['a seed that is none', ['generate', '--seed', '1.5'], /--seed.*integer/],
+    ['no steps', ['generate', '--steps', '0'], /--steps.*at least 1/],
+    ['an unknown option', ['generate', '--sharpness', '3'], /unknown option '--sharpness'/],
+  ])('refuses %s', async (_name, args, message) => {
+    const { code, stderr } = await rankwise(...args)
+    expect(code).toBe(1)
+    expect(stderr).toMatch(message)
+  })
+
+  it('leaves no picture behind when it cannot be written', async () => {
+    const { code, stderr } = await rankwise('generate', '--steps', '1', '--out', join(folder, 'missing', 'a.png'))
+    expect(code).toBe(1)
+    expect(stderr).toContain('IMAGE_WRITE')
+    expect((await readdir(folder)).filter((name) => name.includes('missing') || name.includes('tmp'))).toEqual([])
+  })
+})
