@@ -81,7 +81,7 @@ export class OrtBackend implements Backend {
   /** Weights that are loaded and sessions that are open now. */
   memory(): MemoryReport {
     const weightBytes = [...this.#weights].reduce((sum, { tensor }) => sum + tensor.byteLength, 0)
-    return { weightBytes, executables: this.#executables.size }
+    return { weightBytes, mappedBytes: 0, executables: this.#executables.size }
   }
 
   /** Frees weights and executables; idempotent. Runs that are under way are waited for. */

@@ -13,14 +13,21 @@ export interface Capabilities {
 export interface DeviceTensor {
   readonly dtype: DType
   readonly shape: Shape
+  /**
+   * How a weight is stored, as far as compiled code depends on it: a dtype, a number of pieces. Executables are shared by
+   * weights of equal storage. @default its dtype
+   */
+  readonly storage?: string
   /** Frees its memory; using it afterwards is an error. Idempotent. */
   dispose(): void
 }
 
 /** What a backend holds now. */
 export interface MemoryReport {
-  /** Bytes of weights that are loaded now. */
+  /** Bytes of weights that are loaded now and in memory of this process. */
   readonly weightBytes: number
+  /** Bytes of weights that lie in mapped files: the processes of a machine share them, and they cost no memory of their own. */
+  readonly mappedBytes: number
   /** Segments that are compiled now. */
   readonly executables: number
 }
@@ -35,7 +42,7 @@ export interface Executable {
 
 /** How `loadShard` loads. */
 export interface LoadShardOptions {
-  /** What the weight is computed in; cast after slicing. */
+  /** What the weight is computed in. A backend may keep it in the dtype of the file and cast it when it computes. */
   readonly dtype: DType
   readonly signal?: AbortSignal | undefined
 }
@@ -46,8 +53,13 @@ export interface Backend extends AsyncDisposable {
   readonly supports: Capabilities
   /** Loads a rank's slice of one checkpoint tensor. */
   loadShard(source: ShardSource, options: LoadShardOptions): Promise<DeviceTensor>
-  /** Compiles the operations between two all-reduces. */
-  compile(segment: Segment): Promise<Executable>
+  /**
+   * Compiles the operations between two all-reduces.
+   *
+   * @param parameters - weights of the first run, in the order of `segment.parameters`; those of later runs have the same
+   *   storage. @default weights stored in the dtype that the segment computes in
+   */
+  compile(segment: Segment, parameters?: readonly DeviceTensor[]): Promise<Executable>
   /** Takes a host tensor over; the caller does not write to it any more. */
   upload(tensor: Tensor): DeviceTensor
   /** The content of a tensor, on the host. @throws RankwiseError `TENSOR_DISPOSED` */

@@ -50,8 +50,7 @@ export class GraphExecutor {
     const executor = new GraphExecutor(graph, options)
     try {
       for (const step of executor.#steps) {
-        if (step.kind !== 'segment' || executor.#executables.has(step.segment.key)) continue
-        executor.#executables.set(step.segment.key, await options.backend.compile(step.segment))
+        if (step.kind === 'segment') await executor.#compile(step.segment)
       }
     } catch (error) {
       await executor.dispose()
@@ -92,12 +91,19 @@ export class GraphExecutor {
     this.#executables.clear()
   }
 
+  /** Segments of equal structure whose weights are stored alike share one executable. */
+  async #compile(segment: Segment): Promise<void> {
+    const weights = this.#weightsOf(segment)
+    const key = executableKey(segment, weights)
+    if (!this.#executables.has(key)) this.#executables.set(key, await this.#options.backend.compile(segment, weights))
+  }
+
   async #runSegment(segment: Segment, values: Map<number, DeviceTensor>): Promise<void> {
-    const executable = this.#executables.get(segment.key)
+    const weights = this.#weightsOf(segment)
+    const executable = this.#executables.get(executableKey(segment, weights))
     if (executable === undefined) {
       throw new RankwiseError('EXECUTOR_DISPOSED', 'the model was disposed', { where: this.#graph.name })
     }
-    const weights = segment.parameters.map((parameter) => this.#weight(parameter.name ?? ''))
     const inputs = segment.inputs.map((input) => tensorAt(values, input.id))
     const outputs = await executable.run(inputs, weights)
     for (const [i, output] of segment.outputs.entries()) values.set(output.id, outputs[i] as DeviceTensor)
@@ -126,10 +132,13 @@ export class GraphExecutor {
     for (const [i, tensor] of tensors.entries()) values.set((sums[i] as Value).id, backend.upload(tensor))
   }
 
-  #weight(name: string): DeviceTensor {
-    const weight = this.#options.weights.get(name)
-    if (weight === undefined) throw new RankwiseError('WEIGHT_NOT_LOADED', 'the weight is not loaded', { where: name })
-    return weight
+  #weightsOf(segment: Segment): readonly DeviceTensor[] {
+    return segment.parameters.map(({ name = '' }) => {
+      const weight = this.#options.weights.get(name)
+      if (weight === undefined)
+        throw new RankwiseError('WEIGHT_NOT_LOADED', 'the weight is not loaded', { where: name })
+      return weight
+    })
   }
 }
 
@@ -151,6 +160,10 @@ function refuseUnknown(graph: PlacedGraph, inputs: Readonly<Record<string, Tenso
     actual: { known },
     rule: 'inputs are those of the traced graph',
   })
+}
+
+function executableKey({ key }: Segment, weights: readonly DeviceTensor[]): string {
+  return `${key} ${weights.map(({ storage, dtype }) => storage ?? dtype).join()}`
 }
 
 function matchingInput(value: Value, inputs: Readonly<Record<string, Tensor>>): Tensor {

@@ -1,6 +1,6 @@
 import { throwIfAborted } from './abort.ts'
 import type { Backend, DeviceTensor } from './backend.ts'
-import type { Checkpoint, ShardSource, TensorInfo } from './checkpoint/index.ts'
+import type { ShardSource, TensorInfo, WeightSource } from './checkpoint/index.ts'
 import { type DType, isFloatingPoint } from './dtype.ts'
 import { RankwiseError } from './errors.ts'
 import type { Module } from './module.ts'
@@ -57,7 +57,7 @@ export interface LoadedWeights {
  * @throws RankwiseError `WEIGHTS_MISSING`, `WEIGHTS_SHAPE`, `WEIGHTS_DTYPE`, `ABORTED`, and those of the reader
  */
 export async function loadWeights(
-  checkpoint: Checkpoint,
+  checkpoint: WeightSource,
   model: Module,
   options: LoadWeightsOptions,
 ): Promise<LoadedWeights> {
@@ -86,7 +86,7 @@ export async function loadWeights(
 }
 
 function shardSource(
-  checkpoint: Checkpoint,
+  checkpoint: WeightSource,
   name: string,
   { placements, rank, tpDegree }: LoadWeightsOptions,
 ): ShardSource {
@@ -94,14 +94,14 @@ function shardSource(
 }
 
 function checkNames(
-  checkpoint: Checkpoint,
+  checkpoint: WeightSource,
   parameters: ReadonlyMap<string, Parameter>,
   { ignored, component }: LoadWeightsOptions,
 ): void {
   const missing = [...parameters.keys()].filter((name) => !checkpoint.tensors.has(name))
   if (missing.length > 0) {
     throw new RankwiseError('WEIGHTS_MISSING', `the checkpoint lacks ${missing.length} weights of the model`, {
-      where: checkpoint.directory,
+      where: checkpoint.location,
       actual: { missing },
       rule: 'every parameter of the model is in the checkpoint',
       remedy: 'check that config.json belongs to these weight files',
@@ -117,26 +117,26 @@ function checkNames(
   }
 }
 
-function checkTypes(checkpoint: Checkpoint, parameters: ReadonlyMap<string, Parameter>): void {
+function checkTypes(checkpoint: WeightSource, parameters: ReadonlyMap<string, Parameter>): void {
   for (const [name, parameter] of parameters) {
     const { dtype, shape } = infoOf(checkpoint, name)
     if (!sameShape(shape, parameter.shape)) {
       throw new RankwiseError('WEIGHTS_SHAPE', 'the checkpoint has another shape than the config', {
-        where: `${checkpoint.directory}: ${name}`,
+        where: `${checkpoint.location}: ${name}`,
         actual: { checkpoint: shape, config: parameter.shape },
         rule: 'a checkpoint stores whole weights, of the shapes that its config.json implies',
       })
     }
     if (!isFloatingPoint(dtype)) {
       throw new RankwiseError('WEIGHTS_DTYPE', `the weight is stored as ${dtype}`, {
-        where: `${checkpoint.directory}: ${name}`,
+        where: `${checkpoint.location}: ${name}`,
         rule: 'weights are stored as float32, float16 or bfloat16',
       })
     }
   }
 }
 
-function infoOf(checkpoint: Checkpoint, name: string): TensorInfo & { readonly dtype: DType } {
+function infoOf(checkpoint: WeightSource, name: string): TensorInfo & { readonly dtype: DType } {
   const info = checkpoint.tensors.get(name)
   if (info === undefined) throw new RankwiseError('WEIGHTS_MISSING', 'the checkpoint lacks the weight', { where: name })
   return info as TensorInfo & { readonly dtype: DType }

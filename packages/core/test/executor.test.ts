@@ -300,23 +300,30 @@ describe('compile', () => {
     }
     const backend = new Failing()
     const collectives = new MemoryGroup(2).member(0)
-    await expect(GraphExecutor.compile(placed, { backend, collectives, weights: new Map() })).rejects.toThrow(
-      'cannot compile',
+    const weights = new Map(
+      placed.parameters.map((value) => [value.name ?? '', backend.upload(Tensor.float32([], [0]))]),
     )
+    await expect(GraphExecutor.compile(placed, { backend, collectives, weights })).rejects.toThrow('cannot compile')
     expect(backend.memory().executables).toBe(0)
   })
 
-  it('a weight that is not loaded is named when it is needed', async () => {
+  it('names a weight that is not loaded', async () => {
+    const backend = new ReferenceBackend()
     const collectives = new MemoryGroup(2).member(0)
-    const executor = await GraphExecutor.compile(placed, {
-      backend: new ReferenceBackend(),
-      collectives,
-      weights: new Map(),
+    await expect(GraphExecutor.compile(placed, { backend, collectives, weights: new Map() })).rejects.toMatchObject({
+      code: 'WEIGHT_NOT_LOADED',
+      where: 'time.weight',
     })
-    const inputs = randomInputs(traceModel(model, SIZES), 1)
-    await expect(executor.run(inputs)).rejects.toMatchObject({ code: 'WEIGHT_NOT_LOADED', where: 'time.weight' })
+    expect(backend.memory().executables).toBe(0)
+  })
+
+  it('runs no more once it is disposed', async () => {
+    const graph = trace('sum', model, { x: { dtype: 'float32', shape: [2] } }, ({ x }) => ({ y: x.add(1) }))
+    const options = { backend: new ReferenceBackend(), collectives: undefined, weights: new Map() }
+    const executor = await GraphExecutor.compile(partition(graph, new Map(), 1), options)
     await executor.dispose()
-    await expect(executor.run(inputs)).rejects.toMatchObject({ code: 'EXECUTOR_DISPOSED' })
+    const x = Tensor.float32([2], [1, 2])
+    await expect(executor.run({ x })).rejects.toMatchObject({ code: 'EXECUTOR_DISPOSED' })
   })
 })
 
@@ -357,7 +364,7 @@ describe('ReferenceBackend', () => {
     const second = await backend.loadShard(source, { dtype: 'float64' })
     expect(backend.memory().weightBytes).toBe(16)
     await backend.dispose()
-    expect(backend.memory()).toEqual({ weightBytes: 0, executables: 0 })
+    expect(backend.memory()).toEqual({ weightBytes: 0, mappedBytes: 0, executables: 0 })
     await expect(backend.download(second)).rejects.toMatchObject({ code: 'TENSOR_DISPOSED' })
     const foreign = { dtype: 'float32', shape: [1], dispose() {} } as const
     await expect(backend.download(foreign)).rejects.toMatchObject({ code: 'TENSOR_FOREIGN' })

@@ -17,7 +17,7 @@ beforeAll(async () => {
 })
 afterAll(async () => {
   await pipeline.dispose()
-  expect(backend.memory()).toEqual({ weightBytes: 0, executables: 0 })
+  expect(backend.memory()).toEqual({ weightBytes: 0, mappedBytes: 0, executables: 0 })
   await backend.dispose()
 })
 

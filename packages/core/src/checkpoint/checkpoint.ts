@@ -9,7 +9,7 @@ import { readCheckpointIndex } from './checkpoint-index.ts'
 import { ReadStats } from './read-stats.ts'
 import { DEFAULT_WINDOW_BYTES, SafetensorsFile, type SafetensorsFileOptions } from './safetensors-file.ts'
 import { contiguousRanges, shardLayout } from './shard-layout.ts'
-import type { ShardSource } from './shard-source.ts'
+import type { ShardSource, WeightSource } from './shard-source.ts'
 import { readableTensor, type TensorInfo, whereIs } from './tensor-info.ts'
 
 /** Options of `Checkpoint.open`. */
@@ -27,9 +27,9 @@ export interface CheckpointOptions {
 }
 
 /** The weights of one model: a safetensors file, or several with an index. Its files stay open until it is closed. */
-export class Checkpoint implements AsyncDisposable {
+export class Checkpoint implements WeightSource {
   /** Absolute path of the folder. */
-  readonly directory: string
+  readonly location: string
   /** Of all files. */
   readonly tensors: ReadonlyMap<string, TensorInfo>
   /** What reading has cost so far. */
@@ -38,7 +38,7 @@ export class Checkpoint implements AsyncDisposable {
   readonly #files: ReadonlyMap<string, SafetensorsFile>
 
   private constructor(directory: string, files: readonly SafetensorsFile[], stats: ReadStats) {
-    this.directory = directory
+    this.location = directory
     this.tensors = new Map(files.flatMap((file) => [...file.tensors]))
     this.stats = stats
     this.#files = new Map(files.map((file) => [file.path, file]))
@@ -75,7 +75,7 @@ export class Checkpoint implements AsyncDisposable {
    * @throws RankwiseError as `SafetensorsFile.read`
    */
   async read(name: string, slices?: ShardSlices, options: ReadOptions = {}): Promise<Tensor> {
-    const { file } = readableTensor(this.tensors, name, this.directory)
+    const { file } = readableTensor(this.tensors, name, this.location)
     return (this.#files.get(file) as SafetensorsFile).read(name, slices, options)
   }
 
@@ -85,7 +85,7 @@ export class Checkpoint implements AsyncDisposable {
    * @throws RankwiseError `TENSOR_NOT_FOUND`, `SAFETENSORS_DTYPE_UNSUPPORTED`, `SHARD_SLICES`
    */
   source(name: string, slices?: ShardSlices): ShardSource {
-    const info = readableTensor(this.tensors, name, this.directory)
+    const info = readableTensor(this.tensors, name, this.location)
     const layout = shardLayout(info.shape, itemSize(info.dtype), slices, whereIs(info.file, name))
     return {
       name,

@@ -2,7 +2,9 @@ import type { DType } from '../dtype.ts'
 import type { ShardSlices } from '../placement.ts'
 import type { Shape, Tensor } from '../tensor.ts'
 import type { ReadOptions } from './byte-reader.ts'
+import type { ReadStats } from './read-stats.ts'
 import type { ByteRange } from './shard-layout.ts'
+import type { TensorInfo } from './tensor-info.ts'
 
 /** A rank's part of one tensor of a checkpoint: what a backend loads a weight from. Nothing is read until it asks. */
 export interface ShardSource {
@@ -30,4 +32,19 @@ export interface ShardSource {
    * @throws RankwiseError as `SafetensorsFile.read`
    */
   read(options?: ReadOptions): Promise<Tensor>
+}
+
+/** The weights of one model, wherever they are: files of a folder, files of a hub, the memory of this process. */
+export interface WeightSource extends AsyncDisposable {
+  /** Folder or address, for messages. */
+  readonly location: string
+  readonly tensors: ReadonlyMap<string, TensorInfo>
+  /** What reading has cost so far. */
+  readonly stats: ReadStats
+  /**
+   * A rank's part of a tensor, to be read later.
+   *
+   * @throws RankwiseError `TENSOR_NOT_FOUND`, `SAFETENSORS_DTYPE_UNSUPPORTED`, `SHARD_SLICES`
+   */
+  source(name: string, slices?: ShardSlices): ShardSource
 }

@@ -48,7 +48,7 @@ export class ReferenceBackend implements Backend {
 
   memory(): MemoryReport {
     const weightBytes = [...this.#weights].reduce((sum, weight) => sum + hostTensor(weight).byteLength, 0)
-    return { weightBytes, executables: this.#executables.size }
+    return { weightBytes, mappedBytes: 0, executables: this.#executables.size }
   }
 
   async dispose(): Promise<void> {
