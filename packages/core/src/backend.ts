@@ -34,7 +34,10 @@ export interface MemoryReport {
 
 /** A compiled segment. It holds no weights, so blocks of equal structure share one. */
 export interface Executable {
-  /** Runs once; arguments and results are in the order of `segment.inputs`, `.parameters` and `.outputs`. */
+  /**
+   * Runs once; arguments and results are in the order of `segment.inputs`, `.parameters` and `.outputs`. Results share
+   * memory neither with arguments nor with each other: an all-reduce writes into them.
+   */
   run(inputs: readonly DeviceTensor[], parameters: readonly DeviceTensor[]): Promise<readonly DeviceTensor[]>
   /** Frees what compiling took; idempotent. */
   dispose(): Promise<void>

@@ -29,11 +29,17 @@ export abstract class Module {
     for (const [name, child] of this.children()) yield* child.namedModules(join(prefix, name))
   }
 
-  /** Every weight of this module and of those below it, by its name in the checkpoint. */
+  /**
+   * Every weight of this module and of those below it, by its name in the checkpoint. One that is used in two places has
+   * the name of the first, as in torch.
+   */
   *namedParameters(): IterableIterator<[name: string, parameter: Parameter]> {
+    const seen = new Set<Parameter>()
     for (const [path, module] of this.namedModules()) {
       for (const [name, value] of Object.entries(module)) {
-        if (value instanceof Parameter) yield [join(path, name), value]
+        if (!(value instanceof Parameter) || seen.has(value)) continue
+        seen.add(value)
+        yield [join(path, name), value]
       }
     }
   }

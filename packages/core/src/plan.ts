@@ -1,6 +1,7 @@
 import { RankwiseError } from './errors.ts'
 import { type Module, ModuleList } from './module.ts'
 import { Linear } from './nn/linear.ts'
+import type { Parameter } from './parameter.ts'
 import { type LinearPlacement, type ParallelStyle, type ParameterPlacement, placeLinear } from './styles.ts'
 
 /**
@@ -15,19 +16,33 @@ export type ParameterPlacements = ReadonlyMap<string, ParameterPlacement>
 /**
  * Resolves a plan against a model. Reads nothing but shapes.
  *
- * @throws RankwiseError `PLAN_WILDCARDS`, `PLAN_WILDCARD_LIST`, `PLAN_PATH`, `PLAN_NOT_LINEAR`, and those of a style
+ * @throws RankwiseError `PLAN_WILDCARDS`, `PLAN_WILDCARD_LIST`, `PLAN_PATH`, `PLAN_NOT_LINEAR`, `PLAN_DUPLICATE`, and
+ *   those of a style
  */
 export function resolvePlan(model: Module, plan: TensorParallelPlan): ParameterPlacements {
+  const names = new Map([...model.namedParameters()].map(([name, parameter]) => [parameter, name]))
   const placements = new Map<string, ParameterPlacement>()
+  const place = (parameter: Parameter, placement: ParameterPlacement, key: string) => {
+    const name = names.get(parameter) as string
+    if (placements.has(name)) throw duplicateKey(name, key)
+    placements.set(name, placement)
+  }
   for (const [key, style] of Object.entries(plan)) {
     for (const path of expandKey(model, key)) {
       const linear = linearAt(model, path, key)
       const placed: LinearPlacement = placeLinear(style, linear, path)
-      placements.set(`${path}.weight`, placed.weight)
-      if (linear.bias !== undefined) placements.set(`${path}.bias`, placed.bias)
+      place(linear.weight, placed.weight, key)
+      if (linear.bias !== undefined) place(linear.bias, placed.bias, key)
     }
   }
   return placements
+}
+
+function duplicateKey(name: string, key: string): RankwiseError {
+  return new RankwiseError('PLAN_DUPLICATE', `the plan key '${key}' names a weight that another key has placed`, {
+    where: name,
+    rule: 'one plan key per Linear, also where a module is used in two places',
+  })
 }
 
 /** The paths that a plan key stands for. */

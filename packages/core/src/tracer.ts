@@ -44,7 +44,7 @@ class Tracer implements ActiveTrace {
     this.#dtype = dtype
     // A module or weight that is used in two places has the name of the first, as in torch's state dict.
     this.#paths = new Map([...model.namedModules()].reverse().map(([path, module]) => [module, path]))
-    this.#names = new Map([...model.namedParameters()].reverse().map(([name, parameter]) => [parameter, name]))
+    this.#names = new Map([...model.namedParameters()].map(([name, parameter]) => [parameter, name]))
   }
 
   input(name: string, type: TensorType): TracedTensor {

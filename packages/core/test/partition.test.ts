@@ -248,6 +248,15 @@ describe('exchanges', () => {
     expectEquivalent(graph, placed)
   })
 
+  it('a sum that was asked for serves later linear operations too', () => {
+    const { graph, placed } = placeBody((x, { a, b }) => {
+      const partial = b.call(a.call(x))
+      return partial.silu().add(partial.mul(2).silu())
+    }, PAIR)
+    expect(outline(placed)).toEqual(['linear linear | 1', 'silu mul_scalar silu add'])
+    expectEquivalent(graph, placed)
+  })
+
   it('a partial that is used both whole and as it is gives the right values in either order', () => {
     const wholeFirst: Body = (x, { a, b, d }) => {
       const h = a.call(x)

@@ -165,3 +165,27 @@ describe('checkDegree', () => {
     expect(codeOf(() => checkDegree(placementsOfBlocks([12, 8]), 4, 4))).toBeUndefined()
   })
 })
+
+describe('a module that is used in two places', () => {
+  class Twice extends Module {
+    readonly first = new Linear(4, 8)
+    readonly again: Linear = this.first
+
+    override forward(): never {
+      throw new Error('unused')
+    }
+  }
+
+  it('has one name, and a plan may use either path', () => {
+    const model = new Twice()
+    expect([...model.namedParameters()].map(([name]) => name)).toEqual(['first.weight', 'first.bias'])
+    expect([...resolvePlan(model, { again: 'colwise' }).keys()]).toEqual(['first.weight', 'first.bias'])
+  })
+
+  it('is placed by one key', () => {
+    const refused = { code: 'PLAN_DUPLICATE', where: 'first.weight' }
+    expect(() => resolvePlan(new Twice(), { first: 'colwise', again: 'rowwise' })).toThrow(
+      expect.objectContaining(refused),
+    )
+  })
+})

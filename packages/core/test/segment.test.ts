@@ -322,6 +322,19 @@ describe('the key of a segment', () => {
     expect(new Set(keys).size).toBe(keys.length)
   })
 
+  it('differs with which results are handed on', () => {
+    const key = (names: readonly ('a' | 'b')[]) => {
+      const model = new One((x) => x, 8)
+      const type = { dtype: 'float64', shape: [1, 8] } as const
+      const graph = trace('outputs', model, { x: type }, ({ x }) => {
+        const outputs = { a: x.silu(), b: x.sin() }
+        return Object.fromEntries(names.map((name) => [name, outputs[name]]))
+      })
+      return segmentsOf(partition(graph, new Map(), 1))[0]?.key
+    }
+    expect(new Set([key(['a']), key(['b']), key(['a', 'b'])]).size).toBe(3)
+  })
+
   it('differs with which operand is which', () => {
     const a = keyOfVariant({ body: (x, proj) => proj.call(x).sub(x) })
     const b = keyOfVariant({ body: (x, proj) => x.sub(proj.call(x) as TracedTensor) })

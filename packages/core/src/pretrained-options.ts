@@ -1,0 +1,150 @@
+import type { Backend } from './backend.ts'
+import type { DType } from './dtype.ts'
+import { RankwiseError } from './errors.ts'
+import type { LoadProgress } from './load-weights.ts'
+import { TensorParallelConfig } from './parallel-config.ts'
+
+/** Options of `fromPretrained`. */
+export interface FromPretrainedOptions {
+  /** Folder of the model inside the pipeline's. @default the folder itself */
+  readonly subfolder?: string
+  /** What the model computes in, whatever the checkpoint stores. @default 'float32' */
+  readonly dtype?: DType
+  readonly backend: Backend
+  /** Splits the model over the ranks of the process group. @default every rank holds all of it */
+  readonly parallelConfig?: TensorParallelConfig
+  /** Aborts the load with `ABORTED`, on all ranks together. */
+  readonly signal?: AbortSignal
+  /** Called after every weight. */
+  readonly onProgress?: (progress: LoadProgress) => void
+}
+
+const KNOWN_OPTIONS: Readonly<Record<keyof FromPretrainedOptions, true>> = {
+  subfolder: true,
+  dtype: true,
+  backend: true,
+  parallelConfig: true,
+  signal: true,
+  onProgress: true,
+}
+
+interface Refusal {
+  readonly code: string
+  /** Values that ask for nothing. */
+  readonly harmless: readonly unknown[]
+  readonly rule: string
+  readonly remedy: string
+}
+
+/** Options of diffusers that cannot go together with loading slice by slice, or that a backend decides here. */
+const REFUSED_OPTIONS: Readonly<Record<string, Refusal>> = {
+  deviceMap: {
+    code: 'DEVICE_MAP_UNSUPPORTED',
+    harmless: [undefined, null],
+    rule: "a backend has one device, and tensor parallelism places each rank's shard on it",
+    remedy: 'drop deviceMap; give every rank a backend of its own device',
+  },
+  quantizationConfig: {
+    code: 'QUANTIZATION_UNSUPPORTED',
+    harmless: [undefined, null],
+    rule: 'weights are stored as float32, float16 or bfloat16: packed layouts of quantizers cannot be sliced',
+    remedy: 'use a checkpoint that is not quantized',
+  },
+  lowCpuMemUsage: {
+    code: 'LOW_CPU_MEM_USAGE_REQUIRED',
+    harmless: [undefined, true],
+    rule: 'models are built without weights and every rank reads its own slices',
+    remedy: 'drop lowCpuMemUsage: false',
+  },
+  useFlashpack: {
+    code: 'FLASHPACK_UNSUPPORTED',
+    harmless: [undefined, false],
+    rule: 'FlashPack files cannot be sliced per rank',
+    remedy: 'use the safetensors files of the checkpoint',
+  },
+  useSafetensors: {
+    code: 'CHECKPOINT_FORMAT',
+    harmless: [undefined, null, true],
+    rule: 'weights are read from safetensors, of which each rank reads its own slices',
+    remedy: 'convert the checkpoint with safe_serialization=True',
+  },
+  ignoreMismatchedSizes: {
+    code: 'MISMATCHED_SIZES_UNSUPPORTED',
+    harmless: [undefined, false],
+    rule: 'every weight comes from the checkpoint: there is no initialisation to fall back to',
+    remedy: 'use the config.json that belongs to the weights',
+  },
+  offloadFolder: {
+    code: 'OFFLOAD_UNSUPPORTED',
+    harmless: [undefined, null],
+    rule: 'offloading and tensor parallelism both decide where a weight lives',
+    remedy: 'drop the option: contiguous shards stay in the mapped file anyway',
+  },
+  offloadStateDict: {
+    code: 'OFFLOAD_UNSUPPORTED',
+    harmless: [undefined, null, false],
+    rule: 'offloading and tensor parallelism both decide where a weight lives',
+    remedy: 'drop the option: no rank ever holds the whole state dict',
+  },
+  adapters: {
+    code: 'ADAPTERS_UNSUPPORTED',
+    harmless: [undefined, null],
+    rule: 'a plan covers the Linears of the base model; adapter weights would stay whole and give wrong sums',
+    remedy: 'fuse the adapter into the checkpoint before loading',
+  },
+}
+
+/**
+ * Refuses options that Rankwise does not have, those of diffusers with the reason; nothing has been read yet.
+ *
+ * @throws RankwiseError `OPTION_UNKNOWN`, `PARALLEL_CONFIG_INVALID`, `CONTEXT_PARALLEL_UNSUPPORTED`, and the codes of
+ *   `REFUSED_OPTIONS`
+ */
+export function checkOptions(model: string, options: FromPretrainedOptions): void {
+  for (const [name, value] of Object.entries(options)) {
+    if (Object.hasOwn(KNOWN_OPTIONS, name)) continue
+    const refusal = Object.hasOwn(REFUSED_OPTIONS, name) ? REFUSED_OPTIONS[name] : undefined
+    if (refusal === undefined) {
+      throw new RankwiseError('OPTION_UNKNOWN', `fromPretrained has no option '${name}'`, {
+        where: model,
+        actual: { known: Object.keys(KNOWN_OPTIONS) },
+      })
+    }
+    if (!refusal.harmless.includes(value)) throw refusedOption(model, name, value, refusal)
+  }
+  if (options.parallelConfig !== undefined) checkParallelConfig(model, options.parallelConfig)
+}
+
+function refusedOption(model: string, name: string, value: unknown, { code, rule, remedy }: Refusal): RankwiseError {
+  return new RankwiseError(code, `${name} cannot be used`, {
+    where: model,
+    actual: { [name]: typeof value === 'object' ? JSON.stringify(value) : value },
+    rule,
+    remedy,
+  })
+}
+
+/** @throws RankwiseError `PARALLEL_CONFIG_INVALID`, `CONTEXT_PARALLEL_UNSUPPORTED` */
+export function checkParallelConfig(model: string, config: unknown): void {
+  const fields = typeof config === 'object' && config !== null ? Object.keys(config) : []
+  if (fields.some((field) => /^(contextParallelConfig|ringDegree|ulyssesDegree)$/.test(field))) {
+    throw new RankwiseError('CONTEXT_PARALLEL_UNSUPPORTED', 'context parallelism is not available', {
+      where: model,
+      actual: { fields },
+      rule: 'a model is split by tensor parallelism alone',
+    })
+  }
+  if (config instanceof TensorParallelConfig) return
+  throw new RankwiseError('PARALLEL_CONFIG_INVALID', 'parallelConfig is not a TensorParallelConfig', {
+    where: model,
+    remedy: 'pass new TensorParallelConfig({ tpDegree })',
+  })
+}
+
+/** Refuses a config.json that says its weights are quantized. @throws RankwiseError `QUANTIZATION_UNSUPPORTED` */
+export function checkQuantization(model: string, config: unknown): void {
+  if (typeof config !== 'object' || config === null || !('quantization_config' in config)) return
+  const value = config.quantization_config
+  if (value === null) return
+  throw refusedOption(model, 'quantization_config', value, REFUSED_OPTIONS.quantizationConfig as Refusal)
+}

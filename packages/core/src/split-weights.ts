@@ -1,0 +1,60 @@
+import { throwIfAborted } from './abort.ts'
+import type { Backend, DeviceTensor } from './backend.ts'
+import type { DType } from './dtype.ts'
+import type { LoadedWeights, LoadProgress } from './load-weights.ts'
+import { MemoryWeights } from './memory-weights.ts'
+import { shardSlices } from './placement.ts'
+import type { ParameterPlacements } from './plan.ts'
+
+/** Options of `enableParallelism`. */
+export interface SplitOptions {
+  /** Aborts with `ABORTED`; the model stays whole. */
+  readonly signal?: AbortSignal
+  /** Called after every weight that is split. */
+  readonly onProgress?: (progress: LoadProgress) => void
+}
+
+interface SplitTarget extends SplitOptions {
+  readonly placements: ParameterPlacements
+  readonly rank: number
+  readonly tpDegree: number
+}
+
+interface WholeWeights extends LoadedWeights {
+  readonly backend: Backend
+  readonly dtype: DType
+}
+
+/**
+ * This rank's shards of weights that are loaded whole. Weights that the plan does not split are taken over as they are;
+ * the whole ones stay until the caller frees them.
+ */
+export async function splitWeights(
+  component: string,
+  whole: WholeWeights,
+  { placements, rank, tpDegree, signal, onProgress }: SplitTarget,
+): Promise<LoadedWeights> {
+  const { backend, dtype, weights } = whole
+  await using memory = new MemoryWeights(component, backend, weights)
+  const sources = [...placements].flatMap(([name, { placement }]) => {
+    const slices = shardSlices(placement, rank, tpDegree)
+    return slices === undefined ? [] : [memory.source(name, slices)]
+  })
+  const totalBytes = sources.reduce((sum, { byteLength }) => sum + byteLength, 0)
+  const shards = new Map<string, DeviceTensor>()
+  let loadedBytes = 0
+  try {
+    for (const source of sources) {
+      throwIfAborted(signal, component)
+      shards.set(source.name, await backend.loadShard(source, { dtype, signal }))
+      loadedBytes += source.byteLength
+      onProgress?.({ component, loadedBytes, totalBytes })
+    }
+  } catch (error) {
+    for (const shard of shards.values()) shard.dispose()
+    throw error
+  }
+  const wholeBytes = sources.reduce((sum, { name }) => sum + (memory.tensors.get(name)?.byteLength ?? 0), 0)
+  const localBytes = whole.report.localBytes - wholeBytes + totalBytes
+  return { weights: new Map([...weights, ...shards]), report: { ...whole.report, localBytes } }
+}
