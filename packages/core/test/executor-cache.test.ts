@@ -50,6 +50,7 @@ describe('ExecutorCache', () => {
     expect(executors.freed).not.toContain('slow')
     gate.open?.()
     await running
+    await cache.use('another', executors.compile('another'), async () => {})
     expect(executors.freed).toContain('slow')
   })
 
