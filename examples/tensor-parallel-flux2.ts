@@ -7,7 +7,8 @@ import { Generator } from '@rankwise/diffusion'
 import { Flux2KleinPipeline, Flux2Transformer2DModel } from '@rankwise/models-flux2'
 
 const dir = process.argv[2] ?? demo.directory
-const options = dir === demo.directory ? demo.callOptions : {}
+// The demo was trained for small pictures; other pipelines have the defaults of diffusers.
+const options = process.argv[2] === undefined ? demo.callOptions : {}
 
 await using group = await initProcessGroup({ backend: 'local' })
 const backend = await ort({ device: 'cpu' })

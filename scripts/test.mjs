@@ -10,6 +10,7 @@ const CHECKS = [
   ['build', ...pnpm('exec', 'turbo', 'run', 'build', '--output-logs=errors-only')],
   ['published packages', process.execPath, ['scripts/check-packages.mjs']],
   ['unused code', 'knip', []],
+  ['documentation', 'typedoc', ['--emit', 'none', '--validation.notDocumented', '--treatWarningsAsErrors']],
 ]
 
 requireNode()

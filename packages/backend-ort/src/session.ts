@@ -1,7 +1,8 @@
 import { RankwiseError, sameShape, Tensor } from '@rankwise/core'
-import { env, InferenceSession, Tensor as OrtTensor } from 'onnxruntime-node'
+import type { InferenceSession, Tensor as OrtTensor } from 'onnxruntime-node'
 import type { OnnxModel, OnnxValueInfo } from './onnx/model.ts'
 import { writeModel } from './onnx/model-writer.ts'
+import { onnxruntime } from './onnxruntime.ts'
 
 /** ORT's "fatal": everything below is thrown as well and would only be repeated on stderr. */
 const FATAL = 4
@@ -24,9 +25,9 @@ export class OrtSession {
   /** @throws RankwiseError `ORT_COMPILE` */
   static async create(model: OnnxModel, { threads }: SessionOptions): Promise<OrtSession> {
     // What ORT logs outside of sessions; it reads this once, before the first one.
-    env.logLevel = 'fatal'
+    onnxruntime.env.logLevel = 'fatal'
     try {
-      const session = await InferenceSession.create(writeModel(model), {
+      const session = await onnxruntime.InferenceSession.create(writeModel(model), {
         executionProviders: ['cpu'],
         intraOpNumThreads: threads,
         // From 'extended' on, ORT turns Add + LayerNormalization into SkipLayerNormalization, which is 2 to 5 times less
@@ -71,8 +72,8 @@ export class OrtSession {
 
 function toOrt({ dtype, data, shape }: Tensor): OrtTensor {
   return dtype === 'int32'
-    ? new OrtTensor('int32', data as Int32Array, shape)
-    : new OrtTensor('float32', data as Float32Array, shape)
+    ? new onnxruntime.Tensor('int32', data as Int32Array, shape)
+    : new onnxruntime.Tensor('float32', data as Float32Array, shape)
 }
 
 function fromOrt({ name, dtype, shape }: OnnxValueInfo, { data, dims }: OrtTensor): Tensor {

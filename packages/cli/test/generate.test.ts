@@ -2,11 +2,12 @@ import { mkdtemp, readdir, readFile, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
+import { directory as demoDirectory } from '@rankwise/demo-flux2'
 import { Image } from '@rankwise/diffusion'
 import { referencePath } from '@rankwise/fixtures'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import type { GenerationSummary } from '../src/summary.ts'
-import { rankwise } from './rankwise.ts'
+import { rankwise, startRankwise } from './rankwise.ts'
 
 const PROMPT = 'a photo of a cat holding a sign that says hello world'
 
@@ -84,10 +85,35 @@ describe('rankwise generate', () => {
     expect(stderr).toMatch(message)
   })
 
-  it('leaves no picture behind when it cannot be written', async () => {
-    const { code, stderr } = await rankwise('generate', '--steps', '1', '--out', join(folder, 'missing', 'a.png'))
-    expect(code).toBe(1)
-    expect(stderr).toContain('IMAGE_WRITE')
-    expect((await readdir(folder)).filter((name) => name.includes('missing') || name.includes('tmp'))).toEqual([])
+  it.each([
+    ['another format', 'a.jpg', 'OUTPUT_FORMAT'],
+    ['a folder that is not there', join('missing', 'a.png'), 'OUTPUT_FOLDER'],
+  ])('refuses an output in %s before it loads anything', async (_name, out, code) => {
+    const result = await rankwise('generate', '--out', join(folder, out))
+    expect(result).toMatchObject({ code: 1, stdout: '' })
+    expect(result.stderr).toMatch(new RegExp(`^\\[${code}\\]`))
+  })
+
+  it('prints its options', async () => {
+    const { code, stdout } = await rankwise('generate', '--help')
+    expect(code).toBe(0)
+    expect(stdout).toContain('--seed <n>')
+  })
+
+  it('knows the demo by its path', async () => {
+    const out = join(folder, 'demo-by-path.png')
+    const { stderr } = await rankwise('generate', demoDirectory, '--threads', '1', '--out', out)
+    expect(stderr).toContain('step 12 / 12')
+  })
+
+  it('ends as a shell expects when it is interrupted, and leaves no picture', async () => {
+    const out = join(folder, 'interrupted.png')
+    const command = startRankwise('generate', '--steps', '5000', '--tp', '2', '--threads', '1', '--out', out)
+    await command.stderrMatching(/step 3 /)
+    command.child.kill('SIGINT')
+    const { code, stderr } = await command.result
+    expect(code).toBe(130)
+    expect(stderr).toContain('interrupted by SIGINT')
+    expect((await readdir(folder)).filter((name) => name.includes('interrupted'))).toEqual([])
   })
 })

@@ -11,7 +11,7 @@ export interface PlanReport {
   readonly localWeights: number
   /** Elements of the weights that every rank holds whole. */
   readonly replicatedWeights: number
-  /** Exchanges in one forward. */
+  /** Exchanges in one forward; one rank alone has none. */
   readonly allReduces: number
   /** Elements that a rank contributes to all exchanges of one forward. */
   readonly allReduceElements: number
@@ -25,14 +25,14 @@ export interface PlanReport {
 export function planReport(graph: PlacedGraph): PlanReport {
   const { parameters, phases, tpDegree } = graph
   const elements = (values: readonly PlacedValue[]) => values.reduce((sum, value) => sum + sizeOf(value.localShape), 0)
-  const reduced = phases.flatMap(({ allReduce }) => allReduce?.inputs ?? [])
+  const exchanges = tpDegree === 1 ? [] : phases.flatMap(({ allReduce }) => allReduce ?? [])
   return {
     tpDegree,
     fullWeights: parameters.reduce((sum, { shape }) => sum + sizeOf(shape), 0),
     localWeights: elements(parameters),
     replicatedWeights: elements(parameters.filter(({ placement }) => placement.kind === 'replicated')),
-    allReduces: phases.filter(({ allReduce }) => allReduce !== undefined).length,
-    allReduceElements: elements(reduced),
+    allReduces: exchanges.length,
+    allReduceElements: elements(exchanges.flatMap(({ inputs }) => inputs)),
     flops: phases.flatMap(({ nodes }) => nodes).reduce((sum, node) => sum + flopsOf(node), 0),
     peakActivations: peakActivations(graph),
   }

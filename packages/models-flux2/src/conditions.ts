@@ -11,7 +11,7 @@ export interface Conditions {
 
 /** Embeds the prompt of a call and, where guidance needs it, the empty one. */
 export async function encodeConditions(
-  components: Pick<Flux2KleinComponents, 'tokenizer' | 'textEncoder' | 'isDistilled'>,
+  components: Pick<Flux2KleinComponents, 'tokenizer' | 'textEncoder' | 'transformer' | 'isDistilled'>,
   options: Pick<Flux2KleinOptions, 'prompt' | 'promptEmbeds' | 'negativePromptEmbeds' | 'guidanceScale' | 'signal'>,
   resolved: ResolvedOptions,
 ): Promise<Conditions> {
@@ -22,7 +22,8 @@ export async function encodeConditions(
       : promptFromEmbeds(embeds, numImagesPerPrompt)
   const prompts = typeof options.prompt === 'string' ? [options.prompt] : (options.prompt ?? [])
   const prompt = await encode(prompts, options.promptEmbeds)
-  if (components.isDistilled && (options.guidanceScale ?? 0) > 1) warnIgnored(guidanceScale)
+  const isFirstRank = (components.transformer.collectives?.rank ?? 0) === 0
+  if (components.isDistilled && (options.guidanceScale ?? 0) > 1 && isFirstRank) warnIgnored(guidanceScale)
   if (components.isDistilled || guidanceScale <= 1) return { prompt, negative: undefined, guidanceScale }
   const count = (prompt.embeds.shape[0] as number) / numImagesPerPrompt
   const negative = await encode(new Array<string>(count).fill(''), options.negativePromptEmbeds)

@@ -1,10 +1,13 @@
-import { join } from 'node:path'
-import { checkPlan, readConfig } from '@rankwise/core'
+import { constants } from 'node:fs'
+import { access, realpath } from 'node:fs/promises'
+import { dirname, join, resolve } from 'node:path'
+import { checkPlan, RankwiseError, readConfig } from '@rankwise/core'
 import { callOptions, directory as demoDirectory } from '@rankwise/demo-flux2'
 import { Flux2Transformer2DModel } from '@rankwise/models-flux2'
-import { Command } from 'commander'
+import { Command, Option } from 'commander'
 import { BACKEND_NAMES } from '../backends.ts'
 import { type GenerationRequest, generate } from '../generation.ts'
+import { untilInterrupted } from '../interrupt.ts'
 import { launch } from '../launcher.ts'
 import { finiteNumber, integer, seed } from '../parse-options.ts'
 import { formatSummary } from '../summary.ts'
@@ -25,26 +28,30 @@ interface GenerateOptions {
 }
 
 export function generateCommand(): Command {
-  return new Command('generate')
-    .description('draw a picture from a prompt, on one or several ranks of this machine')
-    .argument('[pipeline]', 'pipeline folder as diffusers writes it (default: the demo pipeline)')
-    .option('--prompt <text>', 'what to draw', 'a cat on a blue background')
-    .option('--tp <n>', 'ranks that share the transformer', integer(1), 1)
-    .option('--backend <name>', `what computes: ${BACKEND_NAMES.join(', ')}`, 'ort')
-    .option('--threads <n>', 'threads of each rank (default: all cores, shared out)', integer(1))
-    .option('--seed <n>', 'seed of the noise, as in torch', seed, 42n)
-    .option('--steps <n>', "denoising steps (default: the pipeline's)", integer(1))
-    .option('--height <pixels>', "height (default: the pipeline's)", integer(1))
-    .option('--width <pixels>', "width (default: the pipeline's)", integer(1))
-    .option('--guidance <scale>', "guidance scale (default: the pipeline's)", finiteNumber)
-    .option('--max-sequence-length <n>', "text tokens (default: the pipeline's)", integer(1))
-    .option('--out <file>', 'PNG to write', 'output.png')
-    .option('--json', 'print a summary for programs')
-    .action(run)
+  return (
+    new Command('generate')
+      .description('draw a picture from a prompt, on one or several ranks of this machine')
+      .argument('[pipeline]', 'pipeline folder as diffusers writes it (default: the demo pipeline)')
+      .option('--prompt <text>', 'what to draw', 'a cat on a blue background')
+      .option('--tp <n>', 'ranks that share the transformer', integer(1), 1)
+      .option('--backend <name>', `what computes: ${BACKEND_NAMES.join(', ')}`, 'ort')
+      .option('--threads <n>', 'threads of each rank (default: all cores, shared out)', integer(1))
+      // Help prints defaults as JSON, which has no bigint.
+      .addOption(new Option('--seed <n>', 'seed of the noise, as in torch').argParser(seed).default(42n, '42'))
+      .option('--steps <n>', "denoising steps (default: the pipeline's)", integer(1))
+      .option('--height <pixels>', "height (default: the pipeline's)", integer(1))
+      .option('--width <pixels>', "width (default: the pipeline's)", integer(1))
+      .option('--guidance <scale>', "guidance scale (default: the pipeline's)", finiteNumber)
+      .option('--max-sequence-length <n>', "text tokens (default: the pipeline's)", integer(1))
+      .option('--out <file>', 'PNG to write', 'output.png')
+      .option('--json', 'print a summary for programs')
+      .action(run)
+  )
 }
 
 async function run(pipeline: string | undefined, options: GenerateOptions): Promise<void> {
-  const request = requestOf(pipeline, options)
+  const request = await requestOf(pipeline, options)
+  await requireWritable(request.out)
   if (process.env.RANK === undefined && options.tp > 1) {
     await checkDegree(request)
     // Every rank runs this same command; with RANK set it takes the other branch.
@@ -52,16 +59,13 @@ async function run(pipeline: string | undefined, options: GenerateOptions): Prom
     process.exitCode = await launch({ command, nprocPerNode: options.tp, prefix: true, inheritRank0: true })
     return
   }
-  const controller = new AbortController()
-  const interrupt = (signal: NodeJS.Signals) => controller.abort(new Error(signal))
-  process.once('SIGINT', interrupt).once('SIGTERM', interrupt)
-  const summary = await generate(request, controller.signal)
-  process.off('SIGINT', interrupt).off('SIGTERM', interrupt)
+  const summary = await untilInterrupted((signal) => generate(request, signal))
   if (Number(process.env.RANK ?? 0) !== 0) return
   process.stdout.write(`${options.json === true ? JSON.stringify(summary) : formatSummary(summary)}\n`)
 }
 
-function requestOf(pipeline: string | undefined, options: GenerateOptions): GenerationRequest {
+async function requestOf(pipeline: string | undefined, options: GenerateOptions): Promise<GenerationRequest> {
+  const directory = pipeline ?? demoDirectory
   const given = {
     height: options.height,
     width: options.width,
@@ -71,15 +75,32 @@ function requestOf(pipeline: string | undefined, options: GenerateOptions): Gene
   }
   const chosen = Object.fromEntries(Object.entries(given).filter(([, value]) => value !== undefined))
   return {
-    directory: pipeline ?? demoDirectory,
+    directory,
     tpDegree: options.tp,
     backend: options.backend,
     threads: options.threads,
     seed: options.seed,
     out: options.out,
     // The demo was trained for a small size; other pipelines have diffusers' defaults.
-    call: { prompt: options.prompt, ...(pipeline === undefined ? callOptions : {}), ...chosen },
+    call: { prompt: options.prompt, ...((await isDemo(directory)) ? callOptions : {}), ...chosen },
   }
+}
+
+/** Whether a folder is that of the demo, by whatever path. */
+async function isDemo(directory: string): Promise<boolean> {
+  const [given, demo] = await Promise.all([directory, demoDirectory].map((path) => realpath(path).catch(() => path)))
+  return given === demo
+}
+
+/** Refuses an output before minutes are spent on it. @throws RankwiseError `OUTPUT_FORMAT`, `OUTPUT_FOLDER` */
+async function requireWritable(out: string): Promise<void> {
+  if (!out.toLowerCase().endsWith('.png')) {
+    throw new RankwiseError('OUTPUT_FORMAT', 'pictures are written as PNG', { where: out, rule: '--out ends in .png' })
+  }
+  const folder = dirname(resolve(out))
+  await access(folder, constants.W_OK).catch((cause: unknown) => {
+    throw new RankwiseError('OUTPUT_FOLDER', 'nothing can be written there', { where: folder, cause })
+  })
 }
 
 /** Refuses a degree once, before ranks are started that would all say the same. */

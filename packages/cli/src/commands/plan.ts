@@ -12,6 +12,7 @@ import {
   REPLICATED,
   readConfig,
 } from '@rankwise/core'
+import { directory as demoDirectory } from '@rankwise/demo-flux2'
 import { Flux2Transformer2DModel } from '@rankwise/models-flux2'
 import { Command } from 'commander'
 import { integer } from '../parse-options.ts'
@@ -27,7 +28,7 @@ interface PlanOptions {
 export function planCommand(): Command {
   return new Command('plan')
     .description('show how a transformer is split over ranks; reads its config, no weights')
-    .argument('<folder>', 'pipeline folder, or that of its transformer')
+    .argument('[folder]', 'pipeline folder, or that of its transformer (default: the demo pipeline)', demoDirectory)
     .option('--tp <n>', 'ranks that share the transformer', integer(1), 1)
     .option('--image-tokens <n>', 'image tokens to count with (4096: 1024 x 1024 pixels)', integer(1), 4096)
     .option('--text-tokens <n>', 'text tokens to count with', integer(1), 512)
@@ -64,7 +65,7 @@ function formatPlan(placed: PlacedGraph, report: PlanReport & { readonly legalDe
     })
   const replicated = placed.parameters.length - weights.length
   return [
-    `${placed.name} on ${report.tpDegree} ranks; legal degrees: ${report.legalDegrees.join(', ')}`,
+    `${placed.name} on ${report.tpDegree} ${report.tpDegree === 1 ? 'rank' : 'ranks'}; legal degrees: ${report.legalDegrees.join(', ')}`,
     ...weights,
     `  ${replicated} other weights are replicated`,
     `weights per rank   ${millions(report.localWeights)} of ${millions(report.fullWeights)} elements (${millions(report.replicatedWeights)} replicated)`,
