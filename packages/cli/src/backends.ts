@@ -17,7 +17,7 @@ export const BACKEND_NAMES = Object.keys(BACKENDS)
 
 /** @throws RankwiseError `BACKEND_UNKNOWN`, and those of the backend */
 export async function createBackend(name: string, choice: BackendChoice): Promise<Backend> {
-  const create = BACKENDS[name]
+  const create = Object.hasOwn(BACKENDS, name) ? BACKENDS[name] : undefined
   if (create === undefined) {
     throw new RankwiseError('BACKEND_UNKNOWN', `there is no backend '${name}'`, { actual: { known: BACKEND_NAMES } })
   }

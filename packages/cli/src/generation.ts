@@ -28,16 +28,16 @@ export interface GenerationRequest {
 }
 
 /** Draws on this rank. The summary is that of all ranks; only rank 0 shows progress and saves the picture. */
-export async function generate(request: GenerationRequest, signal: AbortSignal): Promise<GenerationSummary> {
+export async function generate(request: GenerationRequest): Promise<GenerationSummary> {
   const started = performance.now()
   await using group = await initProcessGroup({ backend: 'local' })
   await using backend = await createBackend(request.backend, { threads: request.threads })
   const progress = group.rank === 0 ? createProgress() : silentProgress
   try {
-    await using pipeline = await loadPipeline(request, backend, signal, (loaded) => progress.load(loaded))
+    await using pipeline = await loadPipeline(request, backend, (loaded) => progress.load(loaded))
     const loaded = performance.now()
     const generator = new Generator().manualSeed(request.seed)
-    const steps = pipeline.steps({ ...request.call, generator, signal })
+    const steps = pipeline.steps({ ...request.call, generator })
     let next = await steps.next()
     while (next.done !== true) {
       progress.step(next.value.step + 1, next.value.totalSteps)
@@ -65,11 +65,10 @@ export async function generate(request: GenerationRequest, signal: AbortSignal):
 function loadPipeline(
   { directory, tpDegree }: GenerationRequest,
   backend: Backend,
-  signal: AbortSignal,
   onProgress: (progress: LoadProgress) => void,
 ) {
   const parallelConfig = new TensorParallelConfig({ tpDegree })
-  return Flux2KleinPipeline.fromPretrained(directory, { backend, parallelConfig, signal, onProgress })
+  return Flux2KleinPipeline.fromPretrained(directory, { backend, parallelConfig, onProgress })
 }
 
 /** Weight bytes of every rank, known to all of them. */

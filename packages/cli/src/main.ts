@@ -5,7 +5,6 @@ import packageJson from '../package.json' with { type: 'json' }
 import { generateCommand } from './commands/generate.ts'
 import { planCommand } from './commands/plan.ts'
 import { runCommand } from './commands/run.ts'
-import { Interrupted } from './interrupt.ts'
 
 const program = new Command('rankwise')
   .description('Tensor parallelism for diffusion transformers')
@@ -16,15 +15,18 @@ const program = new Command('rankwise')
   .addCommand(planCommand())
   .addCommand(runCommand())
 
+// Whoever reads the output may stop before its end, as `head` does.
+process.stdout.on('error', (error: NodeJS.ErrnoException) => process.exit(error.code === 'EPIPE' ? 0 : 1))
+
 try {
   await program.parseAsync()
 } catch (error) {
   process.stderr.write(`${describe(error)}\n`)
-  process.exitCode = error instanceof Interrupted ? error.exitCode : 1
+  process.exitCode = 1
 }
 
 /** Errors that we throw on purpose explain themselves; a stack would bury that. */
 function describe(error: unknown): string {
-  if (error instanceof RankwiseError || error instanceof Interrupted) return error.message
+  if (error instanceof RankwiseError) return error.message
   return error instanceof Error && error.stack !== undefined ? error.stack : String(error)
 }

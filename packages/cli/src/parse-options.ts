@@ -1,11 +1,12 @@
 import { InvalidArgumentError } from 'commander'
 
-/** A whole number of at least `least`. */
-export function integer(least: number): (text: string) => number {
+/** A whole number within bounds, both included. */
+export function integer(least: number, most = Number.MAX_SAFE_INTEGER): (text: string) => number {
   return (text) => {
     const value = Number(text)
-    if (!/^\d+$/.test(text) || !Number.isSafeInteger(value) || value < least) {
-      throw new InvalidArgumentError(`It is a whole number of at least ${least}.`)
+    if (!/^\d+$/.test(text) || value < least || value > most) {
+      const upper = most === Number.MAX_SAFE_INTEGER ? '' : ` and at most ${most}`
+      throw new InvalidArgumentError(`It is a whole number of at least ${least}${upper}.`)
     }
     return value
   }

@@ -23,7 +23,8 @@ class BarProgress implements Progress {
 
   constructor(stream: NodeJS.WriteStream) {
     const format = ' {name} [{bar}] {percentage}% {detail}'
-    this.#bars = new MultiBar({ stream, format, hideCursor: true, clearOnComplete: false }, Presets.shades_grey)
+    // The cursor stays: a signal ends the process at once, and nothing would bring it back.
+    this.#bars = new MultiBar({ stream, format, hideCursor: false, clearOnComplete: false }, Presets.shades_grey)
   }
 
   load({ component, loadedBytes, totalBytes }: LoadProgress): void {

@@ -76,6 +76,8 @@ describe('rankwise generate', () => {
   it.each([
     ['a folder without a pipeline', ['generate', '/nowhere'], /CONFIG_NOT_FOUND/],
     ['an unknown backend', ['generate', '--backend', 'abacus'], /BACKEND_UNKNOWN.*\n.*ort/],
+    ['a backend that every object has', ['generate', '--backend', 'constructor'], /BACKEND_UNKNOWN/],
+    ['steps without end', ['generate', '--steps', '5000000000'], /--steps.*at most 100000/],
     ['a seed that is none', ['generate', '--seed', '1.5'], /--seed.*integer/],
     ['no steps', ['generate', '--steps', '0'], /--steps.*at least 1/],
     ['an unknown option', ['generate', '--sharpness', '3'], /unknown option '--sharpness'/],
@@ -111,9 +113,7 @@ describe('rankwise generate', () => {
     const command = startRankwise('generate', '--steps', '5000', '--tp', '2', '--threads', '1', '--out', out)
     await command.stderrMatching(/step 3 /)
     command.child.kill('SIGINT')
-    const { code, stderr } = await command.result
-    expect(code).toBe(130)
-    expect(stderr).toContain('interrupted by SIGINT')
+    expect((await command.result).code).toBe(130)
     expect((await readdir(folder)).filter((name) => name.includes('interrupted'))).toEqual([])
   })
 })

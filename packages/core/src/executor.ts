@@ -60,15 +60,19 @@ export class GraphExecutor {
   }
 
   /**
+   * A rank that fails once it has begun makes the others fail as well, instead of letting them wait for it: the group
+   * cannot be used any more.
+   *
    * @param inputs - one tensor per graph input, of the shape it was traced with
    * @throws RankwiseError `INPUT_MISMATCH`, `ABORTED`, and those of the backend and the collectives
    */
   async run(inputs: Readonly<Record<string, Tensor>>, { signal }: RunOptions = {}): Promise<Record<string, Tensor>> {
     const { backend } = this.#options
+    refuseUnknown(this.#graph, inputs)
+    const given = this.#graph.inputs.map((value) => [value.id, matchingInput(value, inputs)] as const)
     const values = new Map<number, DeviceTensor>()
     try {
-      refuseUnknown(this.#graph, inputs)
-      for (const value of this.#graph.inputs) values.set(value.id, backend.upload(matchingInput(value, inputs)))
+      for (const [id, tensor] of given) values.set(id, backend.upload(tensor))
       for (const [i, step] of this.#steps.entries()) {
         throwIfAborted(signal)
         if (step.kind === 'segment') await this.#runSegment(step.segment, values)
@@ -80,6 +84,9 @@ export class GraphExecutor {
         results[name] = await backend.download(tensorAt(values, value.id))
       }
       return results
+    } catch (error) {
+      this.#options.collectives?.abort(error as Error)
+      throw error
     } finally {
       for (const id of [...values.keys()]) release(values, id)
     }

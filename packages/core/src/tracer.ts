@@ -82,13 +82,16 @@ class Tracer implements ActiveTrace {
   }
 
   finish(name: string, outputs: Readonly<Record<string, TracedTensor>>): Graph {
+    const results = Object.values(outputs).map(({ value }) => value)
+    const nodes = usedNodes(this.#nodes, results)
+    const used = new Set([...results, ...nodes.flatMap(({ inputs }) => inputs)])
     const of = (kind: Value['kind']) => this.#values.filter((value) => value.kind === kind)
     return {
       name,
       inputs: of('input'),
-      parameters: of('parameter'),
-      constants: of('constant'),
-      nodes: this.#nodes,
+      parameters: of('parameter').filter((value) => used.has(value)),
+      constants: of('constant').filter((value) => used.has(value)),
+      nodes,
       outputs: Object.fromEntries(Object.entries(outputs).map(([key, { value }]) => [key, value])),
     }
   }
@@ -114,6 +117,18 @@ class Tracer implements ActiveTrace {
     this.#values.push(complete)
     return complete
   }
+}
+
+/** Drops operations whose results nobody reads; they would be computed, and their partial sums exchanged. */
+function usedNodes(nodes: readonly Node[], results: readonly Value[]): readonly Node[] {
+  const used = new Set(results)
+  const kept: Node[] = []
+  for (const node of [...nodes].reverse()) {
+    if (!node.outputs.some((output) => used.has(output))) continue
+    for (const input of node.inputs) used.add(input)
+    kept.push(node)
+  }
+  return kept.reverse()
 }
 
 function inferTypes(op: string, inputs: readonly Value[], attributes: Attributes, path: string): readonly TensorType[] {

@@ -19,7 +19,7 @@ export async function encodeConditions(
   const encode = async (prompts: readonly string[], embeds: Flux2KleinOptions['promptEmbeds']) =>
     embeds === undefined
       ? encodePrompt(prompts, components, { ...resolved, signal: options.signal })
-      : promptFromEmbeds(embeds, numImagesPerPrompt)
+      : promptFromEmbeds(embeds, components.transformer.config.jointAttentionDim, numImagesPerPrompt)
   const prompts = typeof options.prompt === 'string' ? [options.prompt] : (options.prompt ?? [])
   const prompt = await encode(prompts, options.promptEmbeds)
   const isFirstRank = (components.transformer.collectives?.rank ?? 0) === 0

@@ -74,6 +74,9 @@ export interface ResolvedOptions
   readonly sigmas: readonly number[]
 }
 
+/** Far beyond any use; a schedule is laid out before the first step. */
+const MAX_STEPS = 100_000
+
 const KNOWN_OPTIONS: Readonly<Record<keyof Flux2KleinOptions, true>> = {
   prompt: true,
   promptEmbeds: true,
@@ -104,20 +107,10 @@ export function resolveOptions(
   options: Flux2KleinOptions,
   { pixelsPerToken, defaultSize }: { readonly pixelsPerToken: number; readonly defaultSize: number },
 ): ResolvedOptions {
-  for (const name of Object.keys(options)) {
-    if (name in KNOWN_OPTIONS) continue
-    throw new RankwiseError('OPTION_UNKNOWN', `there is no option '${name}'`, {
-      where: name,
-      actual: { known: Object.keys(KNOWN_OPTIONS) },
-    })
-  }
-  if ((options.prompt === undefined) === (options.promptEmbeds === undefined)) {
-    throw new RankwiseError('PROMPT_MISSING', 'give either prompt or promptEmbeds', { where: 'prompt' })
-  }
-  const numInferenceSteps = positiveInteger(
-    'numInferenceSteps',
-    options.numInferenceSteps ?? options.sigmas?.length ?? 50,
-  )
+  checkNames(options)
+  const steps = options.numInferenceSteps ?? options.sigmas?.length ?? 50
+  const numInferenceSteps = positiveInteger('numInferenceSteps', steps, MAX_STEPS)
+  checkSigmas(options.sigmas ?? [])
   const guidanceScale = options.guidanceScale ?? 4
   if (!Number.isFinite(guidanceScale)) throw invalid('guidanceScale', guidanceScale, 'a finite number')
   const outputType = options.outputType ?? 'image'
@@ -136,6 +129,25 @@ export function resolveOptions(
   }
 }
 
+function checkSigmas(sigmas: readonly number[]): void {
+  const bounded = sigmas.every((sigma) => sigma > 0 && sigma <= 1)
+  const descending = sigmas.every((sigma, i) => i === 0 || sigma < (sigmas[i - 1] as number))
+  if (!bounded || !descending) throw invalid('sigmas', sigmas.join(', '), 'a list of descending numbers in (0, 1]')
+}
+
+function checkNames(options: Flux2KleinOptions): void {
+  for (const name of Object.keys(options)) {
+    if (Object.hasOwn(KNOWN_OPTIONS, name)) continue
+    throw new RankwiseError('OPTION_UNKNOWN', `there is no option '${name}'`, {
+      where: name,
+      actual: { known: Object.keys(KNOWN_OPTIONS) },
+    })
+  }
+  if ((options.prompt === undefined) === (options.promptEmbeds === undefined)) {
+    throw new RankwiseError('PROMPT_MISSING', 'give either prompt or promptEmbeds', { where: 'prompt' })
+  }
+}
+
 /** Pixels rounded down to whole tokens, as diffusers does it, with a warning. */
 function wholeTokens(name: string, pixels: number, pixelsPerToken: number): number {
   positiveInteger(name, pixels)
@@ -149,8 +161,9 @@ function wholeTokens(name: string, pixels: number, pixelsPerToken: number): numb
   return whole
 }
 
-function positiveInteger(name: string, value: number): number {
+function positiveInteger(name: string, value: number, most = Number.MAX_SAFE_INTEGER): number {
   if (!Number.isSafeInteger(value) || value < 1) throw invalid(name, value, 'a positive integer')
+  if (value > most) throw invalid(name, value, `at most ${most}`)
   return value
 }
 

@@ -28,6 +28,7 @@ import { guide } from './guidance.ts'
 import { latentNoise } from './latent-noise.ts'
 import { type Flux2Output, float32, toOutput } from './output.ts'
 import type { Prompt } from './prompt.ts'
+import { requireSameRequest } from './same-request.ts'
 import type { Flux2Transformer2DModel } from './transformer.ts'
 
 /** VAE latents per token, in each direction. */
@@ -95,8 +96,8 @@ export class Flux2KleinPipeline implements Flux2KleinComponents, AsyncDisposable
   /**
    * Draws pictures.
    *
-   * @throws RankwiseError `OPTION_UNKNOWN`, `OPTION_INVALID`, `PROMPT_MISSING`, `LATENTS_SHAPE`, `ABORTED`, and those of
-   *   the models, the backend and the collectives
+   * @throws RankwiseError `OPTION_UNKNOWN`, `OPTION_INVALID`, `PROMPT_MISSING`, `OPTIONS_DIFFER`, `LATENTS_SHAPE`,
+   *   `ABORTED`, and those of the models, the backend and the collectives
    */
   async generate<T extends OutputType = 'image'>(options: Flux2KleinOptions<T>): Promise<Flux2Output<T>> {
     const steps = this.steps(options)
@@ -112,31 +113,52 @@ export class Flux2KleinPipeline implements Flux2KleinComponents, AsyncDisposable
     const pixelsPerToken = this.vae.vaeScaleFactor * PATCH
     const defaultSize = DEFAULT_SAMPLE_SIZE * this.vae.vaeScaleFactor
     const resolved = resolveOptions(options, { pixelsPerToken, defaultSize })
-    const { signal, callbackOnStepEnd } = options
+    const { signal } = options
     throwIfAborted(signal)
     const [rows, columns] = [resolved.height / pixelsPerToken, resolved.width / pixelsPerToken]
     const conditions = await encodeConditions(this, options, resolved)
-    const scheduler = scheduleFor(this.scheduler, rows * columns, resolved)
-    const imageIds = prepareLatentIds(rows, columns)
-    const batch = conditions.prompt.embeds.shape[0] as number
-    let latents = await latentNoise([batch, this.transformer.config.inChannels, rows, columns], {
-      generator: options.generator,
-      latents: options.latents,
-      collectives: this.transformer.collectives,
-      signal,
-    })
-    const totalSteps = scheduler.timesteps.length
-    for (const [step, timestep] of scheduler.timesteps.entries()) {
-      throwIfAborted(signal)
-      const velocity = await predictVelocity(this.transformer, { latents, timestep, imageIds, signal }, conditions)
-      latents = scheduler.step(velocity, timestep, latents)
-      latents = (await callbackOnStepEnd?.({ step, totalSteps, timestep, latents })) ?? latents
-      yield { step, totalSteps, timestep, latents }
-    }
+    const { collectives } = this.transformer
+    await requireSameRequest(resolved, conditions, collectives, signal)
+    const latents = yield* this.denoise(options, resolved, conditions, [rows, columns])
     throwIfAborted(signal)
     const statistics = await this.vae.latentStatistics()
     const decodable = unpatchifyLatents(denormalizeLatents(unpackLatents(latents, rows, columns), statistics))
     return toOutput(decodable, this.vae, resolved.outputType as T, signal)
+  }
+
+  /**
+   * From noise to latents, `[batch, rows * columns, channels]`. When a rank fails here, be it in its callback, the others
+   * fail as well instead of waiting for it.
+   */
+  private async *denoise(
+    { generator, latents: given, signal, callbackOnStepEnd }: Flux2KleinOptions,
+    resolved: ResolvedOptions,
+    conditions: Conditions,
+    [rows, columns]: readonly [rows: number, columns: number],
+  ): AsyncGenerator<DenoisingStep, Tensor<'float32'>, void> {
+    const { collectives, config } = this.transformer
+    const scheduler = scheduleFor(this.scheduler, rows * columns, resolved)
+    const imageIds = prepareLatentIds(rows, columns)
+    const shape = [conditions.prompt.embeds.shape[0] as number, config.inChannels, rows, columns]
+    let latents = await latentNoise(shape, { generator, latents: given, collectives, signal })
+    const totalSteps = scheduler.timesteps.length
+    try {
+      for (const [step, timestep] of scheduler.timesteps.entries()) {
+        throwIfAborted(signal)
+        const velocity = await predictVelocity(this.transformer, { latents, timestep, imageIds, signal }, conditions)
+        latents = scheduler.step(velocity, timestep, latents)
+        const replacement = await callbackOnStepEnd?.({ step, totalSteps, timestep, latents })
+        if (replacement !== undefined) {
+          latents = replacement.clone()
+          await collectives?.broadcast(latents, { source: 0, signal })
+        }
+        yield { step, totalSteps, timestep, latents }
+      }
+      return latents
+    } catch (error) {
+      collectives?.abort(error as Error)
+      throw error
+    }
   }
 
   /** Frees the three models; idempotent. */

@@ -43,20 +43,21 @@ export async function encodePrompt(
     },
     { outLayers: textEncoderOutLayers, signal },
   )
-  return promptFromEmbeds(embeds, numImagesPerPrompt)
+  return promptFromEmbeds(embeds, embeds.shape.at(-1) as number, numImagesPerPrompt)
 }
 
 /**
  * A prompt that is embedded already, every one `numImagesPerPrompt` times in a row.
  *
  * @param embeds - float32 `[prompts, textTokens, jointAttentionDim]`
+ * @param width - jointAttentionDim of the transformer
  * @throws RankwiseError `PROMPT_EMBEDS_SHAPE`
  */
-export function promptFromEmbeds(embeds: Tensor, numImagesPerPrompt: number): Prompt {
-  const [prompts, tokens, width] = embeds.shape
-  if (prompts === undefined || tokens === undefined || width === undefined || embeds.shape.length !== 3) {
-    throw new RankwiseError('PROMPT_EMBEDS_SHAPE', 'prompt embeddings have another rank', {
-      actual: { shape: embeds.shape },
+export function promptFromEmbeds(embeds: Tensor, width: number, numImagesPerPrompt: number): Prompt {
+  const [prompts, tokens] = embeds.shape
+  if (prompts === undefined || tokens === undefined || embeds.shape[2] !== width || embeds.shape.length !== 3) {
+    throw new RankwiseError('PROMPT_EMBEDS_SHAPE', 'the prompt embeddings do not fit the transformer', {
+      actual: { shape: embeds.shape, jointAttentionDim: width },
       rule: 'prompt embeddings are [prompts, textTokens, jointAttentionDim]',
     })
   }

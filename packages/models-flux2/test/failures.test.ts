@@ -1,7 +1,8 @@
 import { readdir } from 'node:fs/promises'
 import { callOptions, directory } from '@rankwise/demo-flux2'
-import { RankProcesses } from '@rankwise/fixtures'
+import { onRanks, RankProcesses } from '@rankwise/fixtures'
 import { describe, expect, it } from 'vitest'
+import type { Disagreement } from './workers/different-requests.ts'
 import type { PipelineResult, PipelineRun } from './workers/pipeline.ts'
 
 const WORKER = new URL('workers/pipeline.ts', import.meta.url)
@@ -10,6 +11,23 @@ const WORKER = new URL('workers/pipeline.ts', import.meta.url)
 const RUNS: readonly PipelineRun[] = [
   { directory, seed: 42, options: { ...callOptions, prompt: 'a cat on a blue background', numInferenceSteps: 500 } },
 ]
+
+const DISAGREEING = new URL('workers/different-requests.ts', import.meta.url)
+
+describe('ranks that are asked for different pictures', () => {
+  it('all say so, and can go on', async () => {
+    const asked: Disagreement[] = ['prompt', 'sigmas', 'guidance']
+    const ranks = await onRanks<readonly string[]>(2, DISAGREEING, asked)
+    expect(ranks).toEqual(ranks.map(() => asked.map(() => 'OPTIONS_DIFFER')))
+  })
+
+  it('fail together when one fails between two exchanges and lives on', async () => {
+    const asked: Disagreement[] = ['callback']
+    const [waiting, failing] = await onRanks<readonly string[]>(2, DISAGREEING, asked)
+    expect(failing).toEqual(['CALLBACK'])
+    expect(waiting).toEqual([expect.stringMatching(/^(RANK_LOST|ABORTED)$/)])
+  })
+})
 
 const sharedMemory = async () => (await readdir('/dev/shm')).sort()
 

@@ -157,7 +157,10 @@ describe('options', () => {
     ['no guidance', { prompt: 'a cat', guidanceScale: Number.NaN }, 'OPTION_INVALID'],
     ['another output', { prompt: 'a cat', outputType: 'jpeg' as 'image' }, 'OPTION_INVALID'],
     ['latents of another size', { prompt: 'a cat', latents: Tensor.zeros('float32', [1, 128, 3, 3]) }, 'LATENTS_SHAPE'],
-    ['embeddings of another width', { promptEmbeds: Tensor.zeros('float32', [1, 2, 95]) }, 'TRANSFORMER_INPUT'],
+    ['embeddings of another width', { promptEmbeds: Tensor.zeros('float32', [1, 2, 95]) }, 'PROMPT_EMBEDS_SHAPE'],
+    ['sigmas that ascend', { prompt: 'a cat', sigmas: [0.1, 0.5] }, 'OPTION_INVALID'],
+    ['a sigma of 0', { prompt: 'a cat', sigmas: [1, 0] }, 'OPTION_INVALID'],
+    ['steps without end', { prompt: 'a cat', numInferenceSteps: 5e9 }, 'OPTION_INVALID'],
     ['a layer that is not loaded', { prompt: 'a cat', textEncoderOutLayers: [28] }, 'OUT_LAYERS'],
     ['other numbers of sigmas and steps', { prompt: 'a cat', sigmas: [1, 0.5, 0.2] }, 'SCHEDULER_SIGMAS'],
   ])('refuse %s', async (_name, options, code) => {

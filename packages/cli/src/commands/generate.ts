@@ -7,7 +7,6 @@ import { Flux2Transformer2DModel } from '@rankwise/models-flux2'
 import { Command, Option } from 'commander'
 import { BACKEND_NAMES } from '../backends.ts'
 import { type GenerationRequest, generate } from '../generation.ts'
-import { untilInterrupted } from '../interrupt.ts'
 import { launch } from '../launcher.ts'
 import { finiteNumber, integer, seed } from '../parse-options.ts'
 import { formatSummary } from '../summary.ts'
@@ -35,14 +34,14 @@ export function generateCommand(): Command {
       .option('--prompt <text>', 'what to draw', 'a cat on a blue background')
       .option('--tp <n>', 'ranks that share the transformer', integer(1), 1)
       .option('--backend <name>', `what computes: ${BACKEND_NAMES.join(', ')}`, 'ort')
-      .option('--threads <n>', 'threads of each rank (default: all cores, shared out)', integer(1))
+      .option('--threads <n>', 'threads of each rank (default: all cores, shared out)', integer(1, 1024))
       // Help prints defaults as JSON, which has no bigint.
       .addOption(new Option('--seed <n>', 'seed of the noise, as in torch').argParser(seed).default(42n, '42'))
-      .option('--steps <n>', "denoising steps (default: the pipeline's)", integer(1))
-      .option('--height <pixels>', "height (default: the pipeline's)", integer(1))
-      .option('--width <pixels>', "width (default: the pipeline's)", integer(1))
+      .option('--steps <n>', "denoising steps (default: the pipeline's)", integer(1, 100_000))
+      .option('--height <pixels>', "height (default: the pipeline's)", integer(1, 16_384))
+      .option('--width <pixels>', "width (default: the pipeline's)", integer(1, 16_384))
       .option('--guidance <scale>', "guidance scale (default: the pipeline's)", finiteNumber)
-      .option('--max-sequence-length <n>', "text tokens (default: the pipeline's)", integer(1))
+      .option('--max-sequence-length <n>', "text tokens (default: the pipeline's)", integer(1, 16_384))
       .option('--out <file>', 'PNG to write', 'output.png')
       .option('--json', 'print a summary for programs')
       .action(run)
@@ -59,7 +58,7 @@ async function run(pipeline: string | undefined, options: GenerateOptions): Prom
     process.exitCode = await launch({ command, nprocPerNode: options.tp, prefix: true, inheritRank0: true })
     return
   }
-  const summary = await untilInterrupted((signal) => generate(request, signal))
+  const summary = await generate(request)
   if (Number(process.env.RANK ?? 0) !== 0) return
   process.stdout.write(`${options.json === true ? JSON.stringify(summary) : formatSummary(summary)}\n`)
 }
