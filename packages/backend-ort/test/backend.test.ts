@@ -120,14 +120,13 @@ describe('compile and run', () => {
   })
 
   it('takes inputs and weights that nothing reads', async () => {
-    const model = new Linear(3, 2)
-    const graph = trace('unused', model, { x: normal([3], 0), y: normal([0], 0) }, ({ x, y }) => {
-      model.call(x)
-      y.mul(2)
-      return { z: x.mul(2) }
-    })
-    const executable = await backend.compile(segmentOf(graph))
-    const [result] = await executable.run(upload([normal([3], 0), normal([0], 0)]), upload(WEIGHTS.slice(1)))
+    const segment = segmentOf(graphOf('mul_scalar', [normal([3], 0)], { value: 2 }))
+    const unused = { id: 1000, kind: 'input', dtype: 'float32', shape: [0] } as const
+    const weight = { id: 1001, kind: 'parameter', name: 'unused', dtype: 'float32', shape: [2, 3] } as const
+    const wider = { ...segment, inputs: [...segment.inputs, unused], parameters: [weight] }
+    const executable = await backend.compile(wider)
+    const inputs = upload([normal([3], 0), normal([0], 0)])
+    const [result] = await executable.run(inputs, upload([normal([2, 3], 0)]))
     expect(result?.shape).toEqual([3])
   })
 

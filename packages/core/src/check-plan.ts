@@ -50,6 +50,12 @@ export function legalDegreesOf({ tensorParallelPlan }: PlannedClass, model: Plan
   return legalDegrees(resolvePlan(model, tensorParallelPlan ?? {}), model.numAttentionHeads)
 }
 
+/** The ranks that are going to load a model of this degree together, if there is such a group. */
+export function joinedCollectives(tpDegree: number): Collectives | undefined {
+  const group = getProcessGroup()
+  return tpDegree > 1 && group?.worldSize === tpDegree ? group.collectives : undefined
+}
+
 /**
  * The ranks that share a model of this degree; undefined at degree 1.
  *

@@ -1,18 +1,19 @@
-import { throwIfAborted } from './abort.ts'
 import type { Backend, DeviceTensor } from './backend.ts'
 import type { ShardSource, TensorInfo, WeightSource } from './checkpoint/index.ts'
 import { type DType, isFloatingPoint } from './dtype.ts'
 import { RankwiseError } from './errors.ts'
 import type { Module } from './module.ts'
 import type { Parameter } from './parameter.ts'
-import { REPLICATED, shardSlices } from './placement.ts'
+import { formatPlacement, REPLICATED, shardSlices } from './placement.ts'
 import type { ParameterPlacements } from './plan.ts'
+import { loadShards } from './shard-loads.ts'
 import { sameShape } from './tensor.ts'
 
-/** How far a load has come, in bytes of the checkpoint that this rank reads. */
+/** How far a load has come, in bytes of the checkpoint that this rank loads. */
 export interface LoadProgress {
   /** The subfolder or class that is loading. */
   readonly component: string
+  /** Never less than before. */
   readonly loadedBytes: number
   readonly totalBytes: number
 }
@@ -26,6 +27,11 @@ export interface LoadWeightsOptions {
   readonly dtype: DType
   readonly component: string
   readonly ignored: readonly RegExp[]
+  /**
+   * Parameters that are the same weight as another, by name: a checkpoint may have the tensor under either name, or
+   * under both. @default none
+   */
+  readonly tied?: Readonly<Record<string, string>>
   readonly signal: AbortSignal | undefined
   /** Called after every weight. */
   readonly onProgress: ((progress: LoadProgress) => void) | undefined
@@ -39,20 +45,24 @@ export interface LoadReport {
   readonly fullBytes: number
   /** Bytes read from the weight files, headers not counted. */
   readonly readBytes: number
+  /** Bytes of this rank's shards that the backend left in the files: it maps them, and loading reads none of them. */
+  readonly mappedBytes: number
   /** Bytes of the largest buffer that was allocated for reading each weight, by name. */
   readonly largestBuffers: ReadonlyMap<string, number>
 }
 
 /** A rank's weights and what loading them took. */
 export interface LoadedWeights {
-  /** This rank's shard of every weight. */
+  /** This rank's shard of every weight. Tied ones share a tensor where they are placed alike. */
   readonly weights: ReadonlyMap<string, DeviceTensor>
   readonly report: LoadReport
 }
 
 /**
- * Loads this rank's shard of every parameter of a model. All names, shapes and dtypes are compared with the headers
- * before the first weight is read; what was loaded is freed again when a later weight fails.
+ * Loads this rank's shard of every parameter of a model, in the order of the files and a few at a time. All names,
+ * shapes and dtypes are compared with the headers before the first weight is read. When a weight fails, those that are
+ * under way are waited for and everything that was loaded is freed; of several failures, the first in the order of the
+ * files is thrown.
  *
  * @throws RankwiseError `WEIGHTS_MISSING`, `WEIGHTS_SHAPE`, `WEIGHTS_DTYPE`, `ABORTED`, and those of the reader
  */
@@ -63,52 +73,103 @@ export async function loadWeights(
 ): Promise<LoadedWeights> {
   const { backend, dtype, component, signal, onProgress } = options
   const parameters = new Map(model.namedParameters())
-  checkNames(checkpoint, parameters, options)
-  checkTypes(checkpoint, parameters)
-  const sources = [...parameters.keys()].map((name) => shardSource(checkpoint, name, options))
-  const totalBytes = sources.reduce((sum, source) => sum + source.byteLength, 0)
+  const tensors = tensorNames(checkpoint, parameters, options.tied ?? {})
+  checkNames(checkpoint, tensors, options)
+  checkTypes(checkpoint, parameters, tensors)
+
+  const shards = plannedShards(checkpoint, tensors, options)
+  const totalBytes = bytesOf(shards.map(({ source }) => source))
+  const readBefore = checkpoint.stats.bytesRead
+  const loaded = await loadShards(
+    shards.map(({ source }) => source),
+    { backend, dtype, signal, onLoaded: (loadedBytes) => onProgress?.({ component, loadedBytes, totalBytes }) },
+  )
   const weights = new Map<string, DeviceTensor>()
-  let loadedBytes = 0
-  try {
-    for (const source of sources) {
-      throwIfAborted(signal)
-      weights.set(source.name, await backend.loadShard(source, { dtype, signal }))
-      loadedBytes += source.byteLength
-      onProgress?.({ component, loadedBytes, totalBytes })
-    }
-  } catch (error) {
-    for (const weight of weights.values()) weight.dispose()
-    throw error
+  for (const [i, { weight }] of loaded.entries()) {
+    for (const parameter of shards[i]?.parameters ?? []) weights.set(parameter, weight)
   }
-  const fullBytes = [...parameters.keys()].reduce((sum, name) => sum + infoOf(checkpoint, name).byteLength, 0)
-  const { bytesRead, largestBuffers } = checkpoint.stats
-  return { weights, report: { localBytes: totalBytes, fullBytes, readBytes: bytesRead, largestBuffers } }
+  return {
+    weights: new Map([...parameters.keys()].map((name) => [name, weights.get(name) as DeviceTensor])),
+    report: {
+      localBytes: totalBytes,
+      fullBytes: bytesOf([...new Set(tensors.values())].map((name) => infoOf(checkpoint, name))),
+      readBytes: checkpoint.stats.bytesRead - readBefore,
+      mappedBytes: bytesOf(loaded.filter(({ wasRead }) => !wasRead).map(({ source }) => source)),
+      largestBuffers: checkpoint.stats.largestBuffers,
+    },
+  }
 }
 
-function shardSource(
+/** A shard and the parameters it is the value of: several where they are tied and placed alike. */
+interface PlannedShard {
+  readonly source: ShardSource
+  readonly info: TensorInfo
+  readonly parameters: string[]
+}
+
+/** In the order of the files, in which the disk and the page cache give them fastest. */
+function plannedShards(
   checkpoint: WeightSource,
-  name: string,
+  tensors: ReadonlyMap<string, string>,
   { placements, rank, tpDegree }: LoadWeightsOptions,
-): ShardSource {
-  return checkpoint.source(name, shardSlices(placements.get(name)?.placement ?? REPLICATED, rank, tpDegree))
+): readonly PlannedShard[] {
+  const shards = new Map<string, PlannedShard>()
+  for (const [parameter, tensor] of tensors) {
+    const placement = placements.get(parameter)?.placement ?? REPLICATED
+    const key = `${formatPlacement(placement)} ${tensor}`
+    const shard = shards.get(key) ?? {
+      source: checkpoint.source(tensor, shardSlices(placement, rank, tpDegree)),
+      info: infoOf(checkpoint, tensor),
+      parameters: [],
+    }
+    shard.parameters.push(parameter)
+    shards.set(key, shard)
+  }
+  return [...shards.values()].sort((a, b) => compareFiles(a.info, b.info) || a.info.byteOffset - b.info.byteOffset)
 }
 
+function compareFiles(a: TensorInfo, b: TensorInfo): number {
+  if (a.file === b.file) return 0
+  return a.file < b.file ? -1 : 1
+}
+
+function bytesOf(tensors: readonly { readonly byteLength: number }[]): number {
+  return tensors.reduce((sum, { byteLength }) => sum + byteLength, 0)
+}
+
+/** The name of every parameter in the checkpoint: its own, or else that of one it is tied to, if either is there. */
+function tensorNames(
+  { tensors }: WeightSource,
+  parameters: ReadonlyMap<string, Parameter>,
+  tied: Readonly<Record<string, string>>,
+): ReadonlyMap<string, string> {
+  const targets = new Map(Object.entries(tied))
+  const nameOf = (parameter: string) => {
+    const target = targets.get(parameter) ?? parameter
+    const aliases = [...targets.keys()].filter((alias) => targets.get(alias) === target)
+    return [parameter, target, ...aliases].find((name) => tensors.has(name)) ?? parameter
+  }
+  return new Map([...parameters.keys()].map((parameter) => [parameter, nameOf(parameter)]))
+}
+
+/** @throws RankwiseError `WEIGHTS_MISSING` naming all; weights that no parameter has are only warned of */
 function checkNames(
   checkpoint: WeightSource,
-  parameters: ReadonlyMap<string, Parameter>,
+  tensors: ReadonlyMap<string, string>,
   { ignored, component }: LoadWeightsOptions,
 ): void {
-  const missing = [...parameters.keys()].filter((name) => !checkpoint.tensors.has(name))
+  const missing = [...tensors].filter(([, tensor]) => !checkpoint.tensors.has(tensor)).map(([parameter]) => parameter)
   if (missing.length > 0) {
     throw new RankwiseError('WEIGHTS_MISSING', `the checkpoint lacks ${missing.length} weights of the model`, {
       where: checkpoint.location,
       actual: { missing },
-      rule: 'every parameter of the model is in the checkpoint',
+      rule: 'every parameter of the model is in the checkpoint, under its own name or that of one it is tied to',
       remedy: 'check that config.json belongs to these weight files',
     })
   }
+  const used = new Set([...tensors].flat())
   const unexpected = [...checkpoint.tensors.keys()].filter(
-    (name) => !parameters.has(name) && !ignored.some((pattern) => pattern.test(name)),
+    (name) => !used.has(name) && !ignored.some((pattern) => pattern.test(name)),
   )
   if (unexpected.length > 0) {
     process.emitWarning(`${component}: the checkpoint has weights the model does not use: ${unexpected.join(', ')}`, {
@@ -117,19 +178,24 @@ function checkNames(
   }
 }
 
-function checkTypes(checkpoint: WeightSource, parameters: ReadonlyMap<string, Parameter>): void {
+function checkTypes(
+  checkpoint: WeightSource,
+  parameters: ReadonlyMap<string, Parameter>,
+  tensors: ReadonlyMap<string, string>,
+): void {
   for (const [name, parameter] of parameters) {
-    const { dtype, shape } = infoOf(checkpoint, name)
+    const tensor = tensors.get(name) ?? name
+    const { dtype, shape } = infoOf(checkpoint, tensor)
     if (!sameShape(shape, parameter.shape)) {
       throw new RankwiseError('WEIGHTS_SHAPE', 'the checkpoint has another shape than the config', {
-        where: `${checkpoint.location}: ${name}`,
+        where: `${checkpoint.location}: ${tensor}`,
         actual: { checkpoint: shape, config: parameter.shape },
         rule: 'a checkpoint stores whole weights, of the shapes that its config.json implies',
       })
     }
     if (!isFloatingPoint(dtype)) {
       throw new RankwiseError('WEIGHTS_DTYPE', `the weight is stored as ${dtype}`, {
-        where: `${checkpoint.location}: ${name}`,
+        where: `${checkpoint.location}: ${tensor}`,
         rule: 'weights are stored as float32, float16 or bfloat16',
       })
     }

@@ -1,13 +1,14 @@
 import { join } from 'node:path'
-import type { Backend } from './backend.ts'
-import { checkPlan, collectivesFor, type PlannedClass, type PlannedModel } from './check-plan.ts'
-import { Checkpoint } from './checkpoint/index.ts'
+import type { Backend, DeviceTensor } from './backend.ts'
+import { checkPlan, collectivesFor, joinedCollectives, type PlannedClass, type PlannedModel } from './check-plan.ts'
 import type { Collectives } from './collectives.ts'
 import type { DType } from './dtype.ts'
 import { RankwiseError } from './errors.ts'
 import { GraphExecutor, type RunOptions } from './executor.ts'
 import { ExecutorCache } from './executor-cache.ts'
 import type { Graph } from './graph.ts'
+import { type FileSelection, type HubRepository, openWeights as openHubWeights, openPretrained } from './hub/index.ts'
+import { loadTogether } from './load-agreement.ts'
 import { type LoadedWeights, type LoadReport, loadWeights } from './load-weights.ts'
 import { Module } from './module.ts'
 import type { TensorParallelConfig } from './parallel-config.ts'
@@ -18,8 +19,10 @@ import {
   checkParallelConfig,
   checkQuantization,
   type FromPretrainedOptions,
+  hubOptionsOf,
 } from './pretrained-options.ts'
-import { readConfig } from './read-config.ts'
+import { parseConfig, readConfigText } from './read-config.ts'
+import { openWeights, type SaveModelOptions, type SaveOptions, saveModel, saveShards } from './save/index.ts'
 import { type SplitOptions, splitWeights } from './split-weights.ts'
 import type { Tensor } from './tensor.ts'
 import type { TracedTensor } from './traced-tensor.ts'
@@ -35,9 +38,20 @@ export interface ModelClass<M extends ModelMixin> extends PlannedClass {
   fromConfig(config: unknown): M
 }
 
+/** Options of `saveShards`. */
+export type SaveProgressOptions = Pick<SaveOptions, 'signal' | 'onProgress'>
+
+/** Options of `savePretrained`. */
+export interface SavePretrainedOptions extends SaveProgressOptions {
+  /** Most bytes of one file, as a number or like `'5GB'`. @default '10GB' */
+  readonly maxShardSize?: SaveModelOptions['maxShardSize']
+}
+
 interface Runtime extends LoadedWeights {
   /** The class that loaded the model; a subclass may build instances of its base. */
-  readonly type: PlannedClass
+  readonly type: ModelClass<ModelMixin>
+  /** Text of its config.json. */
+  readonly config: string
   readonly backend: Backend
   readonly dtype: DType
   readonly tpDegree: number
@@ -62,42 +76,33 @@ export abstract class ModelMixin extends Module implements PlannedModel {
 
   /**
    * Loads a model from a folder as diffusers writes it. Options, config, plan, degree, placements and the headers of the
-   * weight files are checked before any weight is read; then every rank reads only its own slices.
+   * weight files are checked before any weight is read; then every rank reads only its own slices. The ranks of a group
+   * load together or not at all.
    *
-   * @param path - folder of the model or, with `subfolder`, of its pipeline
+   * @param pathOrId - folder of the model or, with `subfolder`, of its pipeline; or the id of either on a hub, `org/name`
    * @throws RankwiseError `OPTION_UNKNOWN`, `*_UNSUPPORTED`, `CONFIG_NOT_FOUND`, `CONFIG_INVALID`, `DTYPE_UNSUPPORTED`,
    *   `PLAN_*`, `HEADS_NOT_DIVISIBLE`, `BLOCK_NOT_DIVISIBLE`, `PLACEMENT_*`, `PROCESS_GROUP_NOT_INITIALIZED`,
-   *   `TP_DEGREE_WORLD_SIZE`, `WEIGHTS_*`, `CHECKPOINT_*`, `SAFETENSORS_*`, `ABORTED`
+   *   `TP_DEGREE_WORLD_SIZE`, `WEIGHTS_*`, `CHECKPOINT_*`, `SAFETENSORS_*`, `LOAD_FAILED_ELSEWHERE`, `HUB_*`,
+   *   `ABORTED`
    */
   static async fromPretrained<M extends ModelMixin>(
     this: ModelClass<M>,
-    path: string,
+    pathOrId: string,
     options: FromPretrainedOptions,
   ): Promise<M> {
     checkOptions(this.name, options)
-    const { backend, dtype = 'float32', parallelConfig, signal, onProgress } = options
-    checkDtype(this.name, backend, dtype)
-    const tpDegree = parallelConfig?.tpDegree ?? 1
-    const directory = options.subfolder === undefined ? path : join(path, options.subfolder)
-    const config = await readConfig(directory)
-    checkQuantization(this.name, config)
-    const model = this.fromConfig(config)
-    const placements = checkPlan(this, model, tpDegree, parallelConfig !== undefined)
-    const collectives = collectivesFor(this.name, tpDegree)
-    await using checkpoint = await Checkpoint.open(directory, { weightsName: this.weightsName ?? DEFAULT_WEIGHTS_NAME })
-    const weights = await loadWeights(checkpoint, model, {
-      placements,
-      rank: collectives?.rank ?? 0,
-      tpDegree,
-      backend,
-      dtype,
-      component: options.subfolder ?? this.name,
-      ignored: this.ignoredWeights ?? [],
-      signal,
-      onProgress,
+    checkDtype(this.name, options.backend, options.dtype ?? DEFAULT_DTYPE)
+    const collectives = joinedCollectives(options.parallelConfig?.tpDegree ?? 1)
+    // Ranks agree on the commit before they load, since a branch may move on meanwhile.
+    const hub = { ...hubOptionsOf(options), signal: options.signal, collectives }
+    const repository = await openPretrained(pathOrId, hub)
+    const load = (signal: AbortSignal) => loadModel(this, repository ?? pathOrId, { ...options, signal })
+    const { model, runtime } = await loadTogether(load, {
+      collectives,
+      signal: options.signal,
+      release: ({ runtime }) => disposeWeights(runtime),
     })
-    const isParallel = parallelConfig !== undefined
-    model.#runtime = { type: this, ...weights, backend, dtype, tpDegree, isParallel, placements, collectives }
+    model.#runtime = runtime
     return model
   }
 
@@ -124,17 +129,50 @@ export abstract class ModelMixin extends Module implements PlannedModel {
     const { tpDegree } = config
     const placements = checkPlan(type, this, tpDegree, true)
     const collectives = collectivesFor(type.name, tpDegree)
-    const split = await splitWeights(type.name, runtime, {
-      ...options,
-      placements,
-      tpDegree,
-      rank: collectives?.rank ?? 0,
+    const target = { ...options, placements, tpDegree, rank: collectives?.rank ?? 0 }
+    const split = await loadTogether((signal) => splitWeights(type.name, runtime, { ...target, signal }), {
+      collectives,
+      signal: options.signal,
+      release: ({ weights }) => disposeSplit(weights, runtime.weights),
     })
     await this.#executors.dispose()
-    for (const [name, weight] of runtime.weights) {
-      if (split.weights.get(name) !== weight) weight.dispose()
-    }
+    disposeSplit(runtime.weights, split.weights)
     this.#runtime = { ...runtime, ...split, tpDegree, isParallel: true, placements, collectives }
+  }
+
+  /**
+   * Writes a model that is not split as diffusers does: `config.json` and safetensors, several with an index where they
+   * would be larger than `maxShardSize`. The folder has all of it or what it had before.
+   *
+   * @throws RankwiseError `MODEL_NOT_LOADED`, `SAVE_PARALLEL`, `SAVE_*`, `ABORTED`
+   */
+  async savePretrained(directory: string, options: SavePretrainedOptions = {}): Promise<void> {
+    const runtime = this.#loaded()
+    if (runtime.isParallel) {
+      throw new RankwiseError('SAVE_PARALLEL', 'a rank of a split model has only its own slices', {
+        where: runtime.type.name,
+        actual: { tpDegree: runtime.tpDegree },
+        rule: 'a whole model is saved before it is split',
+        remedy: 'use saveShards, which any other degree can load',
+      })
+    }
+    const { maxShardSize, ...common } = options
+    await saveModel(directory, {
+      ...this.#saveOptions(runtime, common),
+      ...(maxShardSize === undefined ? {} : { maxShardSize }),
+    })
+  }
+
+  /**
+   * Writes a model as the slices of its ranks, with a manifest: `fromPretrained` loads it at any legal degree. All ranks
+   * call it with the same folder, which has all of it or what it had before.
+   *
+   * @throws RankwiseError `MODEL_NOT_LOADED`, `SAVE_*`, `ABORTED`, and those of the collectives
+   */
+  async saveShards(directory: string, options: SaveProgressOptions = {}): Promise<void> {
+    const runtime = this.#loaded()
+    const { placements, collectives } = runtime
+    await saveShards(directory, { ...this.#saveOptions(runtime, options), placements, collectives })
   }
 
   /** The ranks that share this model; undefined when it is not split. */
@@ -157,7 +195,7 @@ export abstract class ModelMixin extends Module implements PlannedModel {
     const weights = this.#runtime?.weights
     this.#runtime = undefined
     await this.#executors.dispose()
-    for (const weight of weights?.values() ?? []) weight.dispose()
+    if (weights !== undefined) disposeWeights({ weights })
   }
 
   /** `dispose`, for `await using`. */
@@ -194,6 +232,21 @@ export abstract class ModelMixin extends Module implements PlannedModel {
     return this.#executors.use(key, compile, (executor) => executor.run(inputs, options))
   }
 
+  #saveOptions({ type, config, weights, backend }: Runtime, options: SaveProgressOptions) {
+    const held = (name: string) => weights.get(name) as DeviceTensor
+    const whole = [...this.namedParameters()].map(
+      ([name, { shape }]) => [name, { dtype: held(name).dtype, shape }] as const,
+    )
+    return {
+      ...options,
+      component: type.name,
+      config,
+      weightsName: type.weightsName ?? DEFAULT_WEIGHTS_NAME,
+      tensors: new Map(whole),
+      read: (name: string) => backend.download(held(name)),
+    }
+  }
+
   #loaded(): Runtime {
     if (this.#runtime === undefined) {
       throw new RankwiseError('MODEL_NOT_LOADED', 'the model has no weights', {
@@ -206,6 +259,65 @@ export abstract class ModelMixin extends Module implements PlannedModel {
 }
 
 const DEFAULT_WEIGHTS_NAME = 'diffusion_pytorch_model'
+const DEFAULT_DTYPE = 'float32'
+
+/** Everything of a load that can fail on one rank alone. */
+async function loadModel<M extends ModelMixin>(
+  type: ModelClass<M>,
+  place: string | HubRepository,
+  options: FromPretrainedOptions,
+): Promise<{ readonly model: M; readonly runtime: Runtime }> {
+  const { subfolder = '', backend, dtype = DEFAULT_DTYPE, parallelConfig, onProgress, signal } = options
+  const tpDegree = parallelConfig?.tpDegree ?? 1
+  const weightsName = type.weightsName ?? DEFAULT_WEIGHTS_NAME
+  const directory = join(
+    await localFolder(place, { folders: [subfolder], weightsNames: [weightsName] }, signal),
+    subfolder,
+  )
+  const configPath = join(directory, 'config.json')
+  const config = await readConfigText(configPath)
+  const parsed = parseConfig(config, configPath)
+  checkQuantization(type.name, parsed)
+  const model = type.fromConfig(parsed)
+  const placements = checkPlan(type, model, tpDegree, parallelConfig !== undefined)
+  const collectives = collectivesFor(type.name, tpDegree)
+  await using source =
+    typeof place === 'string'
+      ? await openWeights(directory, { weightsName })
+      : await openHubWeights(place, { subfolder, weightsName, download: options.download, signal, onProgress })
+  const weights = await loadWeights(source, model, {
+    placements,
+    rank: collectives?.rank ?? 0,
+    tpDegree,
+    backend,
+    dtype,
+    component: subfolder || type.name,
+    ignored: type.ignoredWeights ?? [],
+    signal,
+    onProgress,
+  })
+  const isParallel = parallelConfig !== undefined
+  return { model, runtime: { type, config, ...weights, backend, dtype, tpDegree, isParallel, placements, collectives } }
+}
+
+/** The folder itself, or that of a repository's small files in the cache: weights are not downloaded yet. */
+async function localFolder(
+  place: string | HubRepository,
+  selection: FileSelection,
+  signal: AbortSignal | undefined,
+): Promise<string> {
+  return typeof place === 'string' ? place : place.download({ ...selection, weights: false }, { signal })
+}
+
+function disposeWeights({ weights }: Pick<Runtime, 'weights'>): void {
+  for (const weight of weights.values()) weight.dispose()
+}
+
+/** Frees those of `weights` that `kept` does not hold as well. */
+function disposeSplit(weights: Runtime['weights'], kept: Runtime['weights']): void {
+  const others = new Set(kept.values())
+  for (const weight of weights.values()) if (!others.has(weight)) weight.dispose()
+}
 
 function checkDtype(model: string, backend: Backend, dtype: DType): void {
   if (backend.supports.dtypes.includes(dtype)) return

@@ -1,11 +1,22 @@
 import type { Backend } from './backend.ts'
 import type { DType } from './dtype.ts'
 import { RankwiseError } from './errors.ts'
+import type { DownloadMode, HubOptions } from './hub/index.ts'
 import type { LoadProgress } from './load-weights.ts'
 import { TensorParallelConfig } from './parallel-config.ts'
 
+/** Where a model comes from when it is named by an id such as `org/name`, and how; a local folder needs none of it. */
+export interface FromHubOptions
+  extends Pick<HubOptions, 'revision' | 'token' | 'cacheDir' | 'localFilesOnly' | 'endpoint'> {
+  /**
+   * `'snapshot'` downloads whole files into the cache that Python's huggingface_hub shares; `'shards'` fetches only this
+   * rank's byte ranges, into memory. @default 'snapshot'
+   */
+  readonly download?: DownloadMode | undefined
+}
+
 /** Options of `fromPretrained`. */
-export interface FromPretrainedOptions {
+export interface FromPretrainedOptions extends FromHubOptions {
   /** Folder of the model inside the pipeline's. @default the folder itself */
   readonly subfolder?: string
   /** What the model computes in, whatever the checkpoint stores. @default 'float32' */
@@ -14,18 +25,31 @@ export interface FromPretrainedOptions {
   /** Splits the model over the ranks of the process group. @default every rank holds all of it */
   readonly parallelConfig?: TensorParallelConfig
   /** Aborts the load with `ABORTED`, on all ranks together. */
-  readonly signal?: AbortSignal
+  readonly signal?: AbortSignal | undefined
   /** Called after every weight. */
   readonly onProgress?: (progress: LoadProgress) => void
 }
 
 const KNOWN_OPTIONS: Readonly<Record<keyof FromPretrainedOptions, true>> = {
+  revision: true,
+  token: true,
+  cacheDir: true,
+  localFilesOnly: true,
+  endpoint: true,
+  download: true,
   subfolder: true,
   dtype: true,
   backend: true,
   parallelConfig: true,
   signal: true,
   onProgress: true,
+}
+
+const HUB_OPTIONS = ['revision', 'token', 'cacheDir', 'localFilesOnly', 'endpoint', 'download'] as const
+
+/** The options among these that say where a model comes from. */
+export function hubOptionsOf(options: FromHubOptions): FromHubOptions {
+  return Object.fromEntries(HUB_OPTIONS.flatMap((name) => (options[name] === undefined ? [] : [[name, options[name]]])))
 }
 
 interface Refusal {

@@ -9,18 +9,23 @@ import { RankwiseError } from './errors.ts'
  */
 export async function readConfig(directory: string, file = 'config.json'): Promise<unknown> {
   const path = join(directory, file)
-  const text = await readText(path)
+  return parseConfig(await readConfigText(path), path)
+}
+
+/** @throws RankwiseError `CONFIG_INVALID` */
+export function parseConfig(text: string, path: string): unknown {
   try {
     return JSON.parse(text)
   } catch (cause) {
-    throw new RankwiseError('CONFIG_INVALID', `${file} is not JSON: ${(cause as Error).message}`, {
+    throw new RankwiseError('CONFIG_INVALID', `the file is not JSON: ${(cause as Error).message}`, {
       where: path,
       cause,
     })
   }
 }
 
-async function readText(path: string): Promise<string> {
+/** @throws RankwiseError `CONFIG_NOT_FOUND`, `CONFIG_UNREADABLE` */
+export async function readConfigText(path: string): Promise<string> {
   try {
     // Reading a FIFO would wait for a writer.
     if (!(await stat(path)).isFile()) throw new Error('not a regular file')

@@ -9,7 +9,7 @@ import type { ParameterPlacements } from './plan.ts'
 /** Options of `enableParallelism`. */
 export interface SplitOptions {
   /** Aborts with `ABORTED`; the model stays whole. */
-  readonly signal?: AbortSignal
+  readonly signal?: AbortSignal | undefined
   /** Called after every weight that is split. */
   readonly onProgress?: (progress: LoadProgress) => void
 }

@@ -31,30 +31,26 @@ describe('printGraph', () => {
         input %image: float64[1, 3, 16] replicated
         input %time: float64[1, 16] replicated
       segment 0
-        %0: float64[1, 16] replicated = silu(%time)
-        %1: float64[1, 16] replicated = linear(%0, time.weight)  # time
-        %2: float64[1, 16] replicated = add(%1, time.bias)  # time
-        %3: float64[1, 1, 16] replicated = reshape(%2) {shape=[1, 1, 16]}
-        %4: float64[1, 3, 16] replicated = layer_norm(%image) {eps=0.00001}  # blocks.0.norm
-        %5: float64[1, 3, 96] shard(2: 16|16|16|24|24) = linear(%4, blocks.0.proj_in.weight)  # blocks.0.proj_in
-        %6: float64[1, 3, 16] shard(2), %7: float64[1, 3, 16] shard(2), %8: float64[1, 3, 16] shard(2), %9: float64[1, 3, 24] shard(2), %10: float64[1, 3, 24] shard(2) = split(%5) {dim=2, sizes=[16, 16, 16, 24, 24]}  # blocks.0
-        %11: float64[1, 3, 4, 4] shard(2) = reshape(%6) {shape=[1, 3, 4, 4]}  # blocks.0
-        %12: float64[1, 3, 4, 4] shard(2) = reshape(%7) {shape=[1, 3, 4, 4]}  # blocks.0
-        %13: float64[1, 3, 4, 4] shard(2) = reshape(%8) {shape=[1, 3, 4, 4]}  # blocks.0
-        %14: float64[1, 3, 4, 4] shard(2) = attention(%11, %12, %13) {scale=0.5, causal=false}  # blocks.0
-        %15: float64[1, 3, 16] shard(2) = reshape(%14) {shape=[1, 3, 16]}  # blocks.0
-        %16: float64[1, 3, 24] shard(2) = silu(%9)  # blocks.0
-        %17: float64[1, 3, 24] shard(2) = mul(%16, %10)  # blocks.0
-        %18: float64[1, 3, 40] shard(2: 16|24) = concat(%15, %17) {dim=2}  # blocks.0
-        %19: float64[1, 3, 16] partial(sum) = linear(%18, blocks.0.proj_out.weight)  # blocks.0.proj_out
-      %20: float64[1, 3, 16] replicated = all_reduce(%19)
+        %0: float64[1, 3, 16] replicated = layer_norm(%image) {eps=0.00001}  # blocks.0.norm
+        %1: float64[1, 3, 96] shard(2: 16|16|16|24|24) = linear(%0, blocks.0.proj_in.weight)  # blocks.0.proj_in
+        %2: float64[1, 3, 16] shard(2), %3: float64[1, 3, 16] shard(2), %4: float64[1, 3, 16] shard(2), %5: float64[1, 3, 24] shard(2), %6: float64[1, 3, 24] shard(2) = split(%1) {dim=2, sizes=[16, 16, 16, 24, 24]}  # blocks.0
+        %7: float64[1, 3, 4, 4] shard(2) = reshape(%2) {shape=[1, 3, 4, 4]}  # blocks.0
+        %8: float64[1, 3, 4, 4] shard(2) = reshape(%3) {shape=[1, 3, 4, 4]}  # blocks.0
+        %9: float64[1, 3, 4, 4] shard(2) = reshape(%4) {shape=[1, 3, 4, 4]}  # blocks.0
+        %10: float64[1, 3, 4, 4] shard(2) = attention(%7, %8, %9) {scale=0.5, causal=false}  # blocks.0
+        %11: float64[1, 3, 16] shard(2) = reshape(%10) {shape=[1, 3, 16]}  # blocks.0
+        %12: float64[1, 3, 24] shard(2) = silu(%5)  # blocks.0
+        %13: float64[1, 3, 24] shard(2) = mul(%12, %6)  # blocks.0
+        %14: float64[1, 3, 40] shard(2: 16|24) = concat(%11, %13) {dim=2}  # blocks.0
+        %15: float64[1, 3, 16] partial(sum) = linear(%14, blocks.0.proj_out.weight)  # blocks.0.proj_out
+      %16: float64[1, 3, 16] replicated = all_reduce(%15)
       segment 1
-        %21: float64[1, 3, 16] replicated = add(%image, %20)  # blocks.0
-        %22: float64[1, 3, 16] replicated = layer_norm(%21, norm_out.weight, norm_out.bias) {eps=0.00001}  # norm_out
-        %23: float64[1, 3, 5] replicated = linear(%22, proj_out.weight)  # proj_out
-        %24: float64[1, 3, 5] replicated = add(%23, proj_out.bias)  # proj_out
+        %17: float64[1, 3, 16] replicated = add(%image, %16)  # blocks.0
+        %18: float64[1, 3, 16] replicated = layer_norm(%17, norm_out.weight, norm_out.bias) {eps=0.00001}  # norm_out
+        %19: float64[1, 3, 5] replicated = linear(%18, proj_out.weight)  # proj_out
+        %20: float64[1, 3, 5] replicated = add(%19, proj_out.bias)  # proj_out
       output text = %text
-      output image = %24
+      output image = %20
       "
     `)
   })
@@ -66,22 +62,18 @@ describe('printGraph', () => {
         input %image: float64[1, 3, 16] replicated
         input %time: float64[1, 16] replicated
       segment 0
-        %0: float64[1, 16] replicated = silu(%time)
-        %1: float64[1, 16] replicated = linear(%0, time.weight)  # time
-        %2: float64[1, 16] replicated = add(%1, time.bias)  # time
-        %3: float64[1, 1, 16] replicated = reshape(%2) {shape=[1, 1, 16]}
-        %4: float64[1, 3, 16] replicated = layer_norm(%image, blocks.0.norm.weight, blocks.0.norm.bias) {eps=0.00001}  # blocks.0.norm
-        %5: float64[1, 3, 16] shard(2) = shard(%4) {dim=2, blocks=[16]}  # blocks.0.proj
-        %6: float64[1, 3, 16] partial(sum) = linear(%5, blocks.0.proj.weight)  # blocks.0.proj
-      %7: float64[1, 3, 16] replicated = all_reduce(%6)
+        %0: float64[1, 3, 16] replicated = layer_norm(%image, blocks.0.norm.weight, blocks.0.norm.bias) {eps=0.00001}  # blocks.0.norm
+        %1: float64[1, 3, 16] shard(2) = shard(%0) {dim=2, blocks=[16]}  # blocks.0.proj
+        %2: float64[1, 3, 16] partial(sum) = linear(%1, blocks.0.proj.weight)  # blocks.0.proj
+      %3: float64[1, 3, 16] replicated = all_reduce(%2)
       segment 1
-        %8: float64[1, 3, 16] replicated = add(%7, blocks.0.proj.bias)  # blocks.0.proj
-        %9: float64[1, 3, 16] replicated = add(%image, %8)  # blocks.0
-        %10: float64[1, 3, 16] replicated = layer_norm(%9, norm_out.weight, norm_out.bias) {eps=0.00001}  # norm_out
-        %11: float64[1, 3, 5] replicated = linear(%10, proj_out.weight)  # proj_out
-        %12: float64[1, 3, 5] replicated = add(%11, proj_out.bias)  # proj_out
+        %4: float64[1, 3, 16] replicated = add(%3, blocks.0.proj.bias)  # blocks.0.proj
+        %5: float64[1, 3, 16] replicated = add(%image, %4)  # blocks.0
+        %6: float64[1, 3, 16] replicated = layer_norm(%5, norm_out.weight, norm_out.bias) {eps=0.00001}  # norm_out
+        %7: float64[1, 3, 5] replicated = linear(%6, proj_out.weight)  # proj_out
+        %8: float64[1, 3, 5] replicated = add(%7, proj_out.bias)  # proj_out
       output text = %text
-      output image = %12
+      output image = %8
       "
     `)
   })

@@ -5,41 +5,14 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import {
   type Collectives,
   type FromPretrainedOptions,
-  type Graph,
   initProcessGroup,
-  Linear,
-  ModelMixin,
-  ModuleList,
   registerCollectives,
   Tensor,
   TensorParallelConfig,
-  type TensorParallelPlan,
-  type TracedTensor,
-  trace,
   writeSafetensors,
 } from '../src/index.ts'
 import { ReferenceBackend } from '../src/reference/index.ts'
-
-class Mlp extends ModelMixin {
-  static readonly tensorParallelPlan: TensorParallelPlan | undefined = { 'layers.0': 'colwise', 'layers.1': 'rowwise' }
-  readonly layers = new ModuleList([new Linear(4, 8), new Linear(8, 4)])
-
-  static fromConfig(): Mlp {
-    return new Mlp()
-  }
-
-  override forward(x: TracedTensor): TracedTensor {
-    return this.layers.at(1).call(this.layers.at(0).call(x).silu())
-  }
-
-  run(x: Tensor): Promise<Record<string, Tensor>> {
-    return this.execute('run', { x }, ({ x }) => ({ y: this.forward(x) }))
-  }
-
-  override traceExample(): Graph {
-    return trace('Mlp', this, { x: { dtype: 'float32', shape: [1, 4] } }, ({ x }) => ({ y: this.forward(x) }))
-  }
-}
+import { Mlp, mlpWeights } from './mlp-model.ts'
 
 class Unplanned extends Mlp {
   static override readonly tensorParallelPlan = undefined
@@ -52,18 +25,7 @@ beforeAll(async () => {
   empty = await mkdtemp(join(tmpdir(), 'rankwise-refusals-'))
   complete = await mkdtemp(join(tmpdir(), 'rankwise-refusals-'))
   for (const folder of [empty, complete]) await writeFile(join(folder, 'config.json'), '{}')
-  const weights = new Map<string, Tensor>()
-  for (const [name, { shape }] of new Mlp().namedParameters()) {
-    const length = shape.reduce((product, size) => product * size, 1)
-    weights.set(
-      name,
-      Tensor.float32(
-        shape,
-        Float32Array.from({ length }, (_, i) => Math.sin(i + 1)),
-      ),
-    )
-  }
-  await writeSafetensors(join(complete, 'diffusion_pytorch_model.safetensors'), weights)
+  await writeSafetensors(join(complete, 'diffusion_pytorch_model.safetensors'), mlpWeights())
 })
 afterAll(async () => {
   for (const folder of [empty, complete]) await rm(folder, { recursive: true })

@@ -4,7 +4,7 @@ import { type Float64Tensor, shardTensor } from '../src/reference/index.ts'
 import { sizeOf } from '../src/tensor.ts'
 
 /** Uniform numbers in [0, 1) from a seed (mulberry32), so that failures repeat. */
-function random(seed: number): () => number {
+export function random(seed: number): () => number {
   let state = seed | 0
   return () => {
     state = (state + 0x6d2b79f5) | 0

@@ -1,4 +1,11 @@
-import type { Backend, DType, LoadProgress, TensorParallelConfig } from '@rankwise/core'
+import {
+  type Backend,
+  type DType,
+  type FromHubOptions,
+  hubOptionsOf,
+  type LoadProgress,
+  type TensorParallelConfig,
+} from '@rankwise/core'
 import {
   AutoencoderKLFlux2,
   type FlowMatchEulerDiscreteScheduler,
@@ -23,7 +30,7 @@ export interface Flux2KleinComponents extends Flux2KleinModels {
 }
 
 /** Options of `Flux2KleinPipeline.fromPretrained`; components that are given are not loaded. */
-export interface Flux2KleinFromPretrainedOptions extends Partial<Flux2KleinComponents> {
+export interface Flux2KleinFromPretrainedOptions extends Partial<Flux2KleinComponents>, FromHubOptions {
   readonly backend: Backend
   /** Splits the transformer over the ranks of the process group; not together with a `transformer` of your own. */
   readonly parallelConfig?: TensorParallelConfig
@@ -37,11 +44,12 @@ export interface Flux2KleinFromPretrainedOptions extends Partial<Flux2KleinCompo
 
 /** Loads the models that are not given; when one fails, those loaded before are freed again. */
 export async function loadModels(
-  directory: string,
+  pathOrId: string,
   options: Flux2KleinFromPretrainedOptions,
 ): Promise<Flux2KleinModels> {
   const { backend, dtype, parallelConfig, signal, onProgress } = options
   const common = {
+    ...hubOptionsOf(options),
     backend,
     ...(dtype === undefined ? {} : { dtype }),
     ...(signal === undefined ? {} : { signal }),
@@ -56,11 +64,11 @@ export async function loadModels(
   try {
     const textEncoder =
       options.textEncoder ??
-      own(await Qwen3ForCausalLM.fromPretrained(directory, { ...common, subfolder: 'text_encoder' }))
+      own(await Qwen3ForCausalLM.fromPretrained(pathOrId, { ...common, subfolder: 'text_encoder' }))
     const transformer =
       options.transformer ??
-      own(await Flux2Transformer2DModel.fromPretrained(directory, { ...split, subfolder: 'transformer' }))
-    const vae = options.vae ?? own(await AutoencoderKLFlux2.fromPretrained(directory, { ...common, subfolder: 'vae' }))
+      own(await Flux2Transformer2DModel.fromPretrained(pathOrId, { ...split, subfolder: 'transformer' }))
+    const vae = options.vae ?? own(await AutoencoderKLFlux2.fromPretrained(pathOrId, { ...common, subfolder: 'vae' }))
     return { textEncoder, transformer, vae }
   } catch (error) {
     for (const model of loaded) await model[Symbol.asyncDispose]()

@@ -1,4 +1,12 @@
-import { RankwiseError, readConfig, Tensor, throwIfAborted } from '@rankwise/core'
+import {
+  getProcessGroup,
+  hubOptionsOf,
+  openPretrained,
+  RankwiseError,
+  readConfig,
+  Tensor,
+  throwIfAborted,
+} from '@rankwise/core'
 import {
   type AutoencoderKLFlux2,
   type Callable,
@@ -37,6 +45,9 @@ const PATCH = 2
 /** Side of the default picture, in VAE latents. */
 const DEFAULT_SAMPLE_SIZE = 128
 
+/** What is read at once; the models fetch their own parts. */
+const SMALL_PARTS = { files: ['model_index.json'], folders: ['scheduler', 'tokenizer'], weights: false }
+
 const modelIndexSchema = z.looseObject({
   _class_name: z.literal('Flux2KleinPipeline'),
   is_distilled: z.boolean().default(false),
@@ -66,12 +77,13 @@ export class Flux2KleinPipeline implements Flux2KleinComponents, AsyncDisposable
   }
 
   /**
-   * Loads what is not given from a pipeline folder as diffusers writes it. The result is called like a function.
+   * Loads what is not given from a pipeline as diffusers writes it: a folder, or its id on a hub, `org/name`. The result
+   * is called like a function.
    *
    * @throws RankwiseError `CONFIG_NOT_FOUND`, `CONFIG_INVALID`, `OPTION_CONFLICT`, and those of the components
    */
   static async fromPretrained(
-    directory: string,
+    pathOrId: string,
     options: Flux2KleinFromPretrainedOptions,
   ): Promise<Callable<Flux2KleinPipeline>> {
     if (options.transformer !== undefined && options.parallelConfig !== undefined) {
@@ -80,6 +92,10 @@ export class Flux2KleinPipeline implements Flux2KleinComponents, AsyncDisposable
         remedy: 'pass parallelConfig to Flux2Transformer2DModel.fromPretrained',
       })
     }
+    const collectives = options.parallelConfig === undefined ? undefined : getProcessGroup()?.collectives
+    const hub = { ...hubOptionsOf(options), signal: options.signal, collectives }
+    const repository = await openPretrained(pathOrId, hub)
+    const directory = (await repository?.download(SMALL_PARTS, { signal: options.signal })) ?? pathOrId
     const index = parseWith(
       modelIndexSchema,
       await readConfig(directory, 'model_index.json'),
@@ -88,7 +104,8 @@ export class Flux2KleinPipeline implements Flux2KleinComponents, AsyncDisposable
     const tokenizer = options.tokenizer ?? (await Tokenizer.fromPretrained(directory, { subfolder: 'tokenizer' }))
     const scheduler =
       options.scheduler ?? (await FlowMatchEulerDiscreteScheduler.fromPretrained(directory, { subfolder: 'scheduler' }))
-    const models = await loadModels(directory, options)
+    // All parts are of one commit, though the branch may move on.
+    const models = await loadModels(pathOrId, { ...options, revision: repository?.commit ?? options.revision })
     const isDistilled = options.isDistilled ?? index.is_distilled
     return callable(new Flux2KleinPipeline({ ...models, tokenizer, scheduler, isDistilled }))
   }

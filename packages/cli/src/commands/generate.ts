@@ -1,7 +1,7 @@
 import { constants } from 'node:fs'
 import { access, realpath } from 'node:fs/promises'
-import { dirname, join, resolve } from 'node:path'
-import { checkPlan, RankwiseError, readConfig } from '@rankwise/core'
+import { dirname, resolve } from 'node:path'
+import { checkPlan, RankwiseError } from '@rankwise/core'
 import { callOptions, directory as demoDirectory } from '@rankwise/demo-flux2'
 import { Flux2Transformer2DModel } from '@rankwise/models-flux2'
 import { Command, Option } from 'commander'
@@ -10,6 +10,7 @@ import { type GenerationRequest, generate } from '../generation.ts'
 import { launch } from '../launcher.ts'
 import { finiteNumber, integer, seed } from '../parse-options.ts'
 import { formatSummary } from '../summary.ts'
+import { readTransformerConfig } from '../transformer-config.ts'
 
 interface GenerateOptions {
   readonly prompt: string
@@ -30,7 +31,10 @@ export function generateCommand(): Command {
   return (
     new Command('generate')
       .description('draw a picture from a prompt, on one or several ranks of this machine')
-      .argument('[pipeline]', 'pipeline folder as diffusers writes it (default: the demo pipeline)')
+      .argument(
+        '[pipeline]',
+        'pipeline as diffusers writes it: a folder, or an id on a hub (default: the demo pipeline)',
+      )
       .option('--prompt <text>', 'what to draw', 'a cat on a blue background')
       .option('--tp <n>', 'ranks that share the transformer', integer(1), 1)
       .option('--backend <name>', `what computes: ${BACKEND_NAMES.join(', ')}`, 'ort')
@@ -104,6 +108,6 @@ async function requireWritable(out: string): Promise<void> {
 
 /** Refuses a degree once, before ranks are started that would all say the same. */
 async function checkDegree({ directory, tpDegree }: GenerationRequest): Promise<void> {
-  const config = await readConfig(join(directory, 'transformer'))
+  const config = await readTransformerConfig(directory)
   checkPlan(Flux2Transformer2DModel, Flux2Transformer2DModel.fromConfig(config), tpDegree, true)
 }

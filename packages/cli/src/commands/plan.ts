@@ -1,5 +1,3 @@
-import { access } from 'node:fs/promises'
-import { join } from 'node:path'
 import {
   checkPlan,
   formatPlacement,
@@ -10,12 +8,12 @@ import {
   planReport,
   printGraph,
   REPLICATED,
-  readConfig,
 } from '@rankwise/core'
 import { directory as demoDirectory } from '@rankwise/demo-flux2'
 import { Flux2Transformer2DModel } from '@rankwise/models-flux2'
 import { Command } from 'commander'
 import { integer } from '../parse-options.ts'
+import { readTransformerConfig } from '../transformer-config.ts'
 
 interface PlanOptions {
   readonly tp: number
@@ -28,7 +26,11 @@ interface PlanOptions {
 export function planCommand(): Command {
   return new Command('plan')
     .description('show how a transformer is split over ranks; reads its config, no weights')
-    .argument('[folder]', 'pipeline folder, or that of its transformer (default: the demo pipeline)', demoDirectory)
+    .argument(
+      '[folder]',
+      'pipeline or transformer: a folder, or an id on a hub (default: the demo pipeline)',
+      demoDirectory,
+    )
     .option('--tp <n>', 'ranks that share the transformer', integer(1), 1)
     .option('--image-tokens <n>', 'image tokens to count with (4096: 1024 x 1024 pixels)', integer(1), 4096)
     .option('--text-tokens <n>', 'text tokens to count with', integer(1), 512)
@@ -38,21 +40,13 @@ export function planCommand(): Command {
 }
 
 async function run(folder: string, options: PlanOptions): Promise<void> {
-  const model = Flux2Transformer2DModel.fromConfig(await readConfig(await transformerFolder(folder)))
+  const model = Flux2Transformer2DModel.fromConfig(await readTransformerConfig(folder))
   const placements = checkPlan(Flux2Transformer2DModel, model, options.tp, true)
   const placed = partition(model.trace(options), placements, options.tp)
   const report = { ...planReport(placed), legalDegrees: legalDegreesOf(Flux2Transformer2DModel, model) }
   if (options.graph === true) process.stdout.write(printGraph(placed))
   else if (options.json === true) process.stdout.write(`${JSON.stringify(report)}\n`)
   else process.stdout.write(`${formatPlan(placed, report)}\n`)
-}
-
-async function transformerFolder(folder: string): Promise<string> {
-  const inPipeline = join(folder, 'transformer')
-  return access(join(inPipeline, 'config.json')).then(
-    () => inPipeline,
-    () => folder,
-  )
 }
 
 function formatPlan(placed: PlacedGraph, report: PlanReport & { readonly legalDegrees: readonly number[] }): string {

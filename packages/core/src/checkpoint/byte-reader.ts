@@ -1,3 +1,4 @@
+import { readSync } from 'node:fs'
 import { constants, type FileHandle, open, stat } from 'node:fs/promises'
 import { throwIfAborted } from '../abort.ts'
 import { RankwiseError } from '../errors.ts'
@@ -60,14 +61,19 @@ export class ByteReader {
     for (let filled = 0; filled < target.length; ) {
       throwIfAborted(signal, where)
       const bytes = await this.#readOnce(target.subarray(filled, filled + MAX_CALL_BYTES), offset + filled, where)
-      if (bytes === 0) {
-        throw new RankwiseError('SAFETENSORS_TRUNCATED', 'the file became shorter after it was opened', {
-          where,
-          actual: { bytesWhenOpened: this.size, endsAt: offset + filled, needed: offset + target.length },
-          remedy: 'do not write to a checkpoint while it is loading',
-        })
-      }
-      filled += bytes
+      filled += this.#requireBytes(bytes, offset + filled, offset + target.length, where)
+    }
+  }
+
+  /**
+   * As `readInto`, on the calling thread: 2-3 us where that takes 15, and nothing else happens meanwhile. For a few KiB.
+   *
+   * @throws RankwiseError `SAFETENSORS_TRUNCATED`, `SAFETENSORS_READ`, `SAFETENSORS_CLOSED`
+   */
+  readIntoSync(target: Uint8Array, offset: number, where: string): void {
+    for (let filled = 0; filled < target.length; ) {
+      const bytes = this.#readOnceSync(target, filled, offset + filled, where)
+      filled += this.#requireBytes(bytes, offset + filled, offset + target.length, where)
     }
   }
 
@@ -78,15 +84,43 @@ export class ByteReader {
   }
 
   async #readOnce(target: Uint8Array, offset: number, where: string): Promise<number> {
-    if (this.#closing !== undefined) throw new RankwiseError('SAFETENSORS_CLOSED', 'the file was closed', { where })
+    this.#requireOpen(where)
     try {
       return (await this.#handle.read(target, 0, target.length, offset)).bytesRead
     } catch (cause) {
-      throw new RankwiseError('SAFETENSORS_READ', 'the file cannot be read', {
-        where,
-        actual: { offset, bytes: target.length, problem: (cause as Error).message },
-        cause,
-      })
+      throw unreadable(cause, offset, target.length, where)
     }
   }
+
+  #readOnceSync(target: Uint8Array, filled: number, offset: number, where: string): number {
+    this.#requireOpen(where)
+    const length = target.length - filled
+    try {
+      return readSync(this.#handle.fd, target, filled, length, offset)
+    } catch (cause) {
+      throw unreadable(cause, offset, length, where)
+    }
+  }
+
+  #requireOpen(where: string): void {
+    if (this.#closing !== undefined) throw new RankwiseError('SAFETENSORS_CLOSED', 'the file was closed', { where })
+  }
+
+  /** The bytes that a call read, unless it met the end of the file. */
+  #requireBytes(bytes: number, endsAt: number, needed: number, where: string): number {
+    if (bytes > 0) return bytes
+    throw new RankwiseError('SAFETENSORS_TRUNCATED', 'the file became shorter after it was opened', {
+      where,
+      actual: { bytesWhenOpened: this.size, endsAt, needed },
+      remedy: 'do not write to a checkpoint while it is loading',
+    })
+  }
+}
+
+function unreadable(cause: unknown, offset: number, bytes: number, where: string): RankwiseError {
+  return new RankwiseError('SAFETENSORS_READ', 'the file cannot be read', {
+    where,
+    actual: { offset, bytes, problem: (cause as Error).message },
+    cause,
+  })
 }

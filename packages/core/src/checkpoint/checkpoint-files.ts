@@ -20,7 +20,15 @@ export interface WeightsEntry {
  * @throws RankwiseError `CHECKPOINT_NOT_FOUND`, or `CHECKPOINT_FORMAT` when there are only weights of other formats
  */
 export async function findWeights(directory: string, weightsName: string): Promise<WeightsEntry> {
-  const entries = await listDirectory(directory)
+  return chooseWeights(directory, await listDirectory(directory), weightsName)
+}
+
+/**
+ * As `findWeights`, of the names of a folder's entries.
+ *
+ * @throws RankwiseError `CHECKPOINT_NOT_FOUND`, `CHECKPOINT_FORMAT`
+ */
+export function chooseWeights(directory: string, entries: readonly string[], weightsName: string): WeightsEntry {
   const fileName = `${weightsName}.safetensors`
   const indexName = `${fileName}.index.json`
   if (entries.includes(indexName)) return { kind: 'index', fileName: indexName }

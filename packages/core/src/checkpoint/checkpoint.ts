@@ -7,7 +7,7 @@ import type { ReadOptions } from './byte-reader.ts'
 import { findWeights, requireSafetensors, resolveFile } from './checkpoint-files.ts'
 import { readCheckpointIndex } from './checkpoint-index.ts'
 import { ReadStats } from './read-stats.ts'
-import { DEFAULT_WINDOW_BYTES, SafetensorsFile, type SafetensorsFileOptions } from './safetensors-file.ts'
+import { SafetensorsFile, type SafetensorsFileOptions } from './safetensors-file.ts'
 import { contiguousRanges, shardLayout } from './shard-layout.ts'
 import type { ShardSource, WeightSource } from './shard-source.ts'
 import { readableTensor, type TensorInfo, whereIs } from './tensor-info.ts'
@@ -19,11 +19,6 @@ export interface CheckpointOptions {
    * @default 'diffusion_pytorch_model'
    */
   readonly weightsName?: string
-  /**
-   * Most bytes of the buffer that strided shards are gathered from, at most 64 MiB.
-   * @default 1 MiB
-   */
-  readonly windowBytes?: number
 }
 
 /** The weights of one model: a safetensors file, or several with an index. Its files stay open until it is closed. */
@@ -53,15 +48,15 @@ export class Checkpoint implements WeightSource {
    *   `SafetensorsFile.open`
    */
   static async open(directory: string, options: CheckpointOptions = {}): Promise<Checkpoint> {
-    const { weightsName = 'diffusion_pytorch_model', windowBytes = DEFAULT_WINDOW_BYTES } = options
+    const { weightsName = 'diffusion_pytorch_model' } = options
     const root = resolve(directory)
     const stats = new ReadStats()
     const files: SafetensorsFile[] = []
     try {
       const { kind, fileName } = await findWeights(root, weightsName)
       const path = await resolveFile(root, fileName)
-      if (kind === 'file') files.push(await SafetensorsFile.open(path, { stats, windowBytes }))
-      else await openIndexed(root, path, files, { stats, windowBytes })
+      if (kind === 'file') files.push(await SafetensorsFile.open(path, { stats }))
+      else await openIndexed(root, path, files, { stats })
       return new Checkpoint(root, files, stats)
     } catch (error) {
       await closeAll(files)
@@ -112,6 +107,8 @@ export class Checkpoint implements WeightSource {
   }
 }
 
+type IndexedFile = Pick<SafetensorsFile, 'path' | 'tensors'>
+
 /** Opens into `files`, so that the caller can close what was open when a later file fails. */
 async function openIndexed(
   directory: string,
@@ -130,7 +127,8 @@ async function openIndexed(
   }
 }
 
-function checkAgainstIndex(file: SafetensorsFile, mapped: ReadonlySet<string>, indexPath: string): void {
+/** @throws RankwiseError `CHECKPOINT_INDEX_MISMATCH` when a file does not hold what the index says */
+export function checkAgainstIndex(file: IndexedFile, mapped: ReadonlySet<string>, indexPath: string): void {
   const missing = [...mapped].find((name) => !file.tensors.has(name))
   if (missing !== undefined) {
     throw mismatch(indexPath, file, missing, 'the index says that the file has this tensor, and it has not')
@@ -141,7 +139,7 @@ function checkAgainstIndex(file: SafetensorsFile, mapped: ReadonlySet<string>, i
   }
 }
 
-function mismatch(indexPath: string, file: SafetensorsFile, tensor: string, what: string): RankwiseError {
+function mismatch(indexPath: string, file: IndexedFile, tensor: string, what: string): RankwiseError {
   return new RankwiseError('CHECKPOINT_INDEX_MISMATCH', what, {
     where: whereIs(file.path, tensor),
     actual: { index: basename(indexPath), tensorsInFile: file.tensors.size },

@@ -2,11 +2,11 @@
 export class ReadStats {
   /** Bytes of headers read. */
   headerBytes = 0
-  /** Bytes of tensors read, with the gaps between the parts of a strided shard. */
+  /** Bytes of tensors read: those of the shards and, while the disk is slow, single bytes between their parts. */
   bytesRead = 0
   /** Tensors, or shards of tensors, read to the end. */
   tensorsRead = 0
-  /** Largest buffer allocated for tensor data: a result, or a window that a strided shard was gathered from. */
+  /** Largest buffer allocated for tensor data. */
   largestBuffer = 0
   readonly #largestBuffers = new Map<string, number>()
 

@@ -6,26 +6,14 @@ import { sizeOf, Tensor } from '../tensor.ts'
 import { ByteReader, type ReadOptions } from './byte-reader.ts'
 import { ReadStats } from './read-stats.ts'
 import { LENGTH_BYTES, parseHeader, parseHeaderLength, type SafetensorsHeader } from './safetensors-header.ts'
-import { type ByteRange, planReads, type ShardLayout, shardLayout } from './shard-layout.ts'
+import { contiguousRanges, type ShardLayout, shardLayout, shardRuns } from './shard-layout.ts'
+import { readStrided } from './strided-read.ts'
 import { type ReadableTensorInfo, readableTensor, type TensorInfo, whereIs } from './tensor-info.ts'
-
-/**
- * Most bytes of the buffer that strided shards are gathered from. To gather half the columns of a 302 MB weight took
- * 150-165 ms through windows of 1 to 16 MiB, and 243 ms through 64 MiB, which leaves the CPU's caches.
- */
-export const DEFAULT_WINDOW_BYTES = 1024 * 1024
-
-const MAX_WINDOW_BYTES = 64 * 1024 * 1024
 
 /** Options of `SafetensorsFile.open`. */
 export interface SafetensorsFileOptions {
   /** Where reads are counted. @default a new one */
   readonly stats?: ReadStats
-  /**
-   * Most bytes of the buffer that strided shards are gathered from, at most 64 MiB.
-   * @default 1 MiB
-   */
-  readonly windowBytes?: number
 }
 
 /** An open safetensors file whose header has been checked. */
@@ -38,33 +26,29 @@ export class SafetensorsFile implements AsyncDisposable {
   readonly metadata: ReadonlyMap<string, string>
   readonly stats: ReadStats
   readonly #reader: ByteReader
-  readonly #windowBytes: number
 
-  private constructor(reader: ByteReader, header: SafetensorsHeader, stats: ReadStats, windowBytes: number) {
+  private constructor(reader: ByteReader, header: SafetensorsHeader, stats: ReadStats) {
     this.path = reader.path
     this.tensors = header.tensors
     this.metadata = header.metadata
     this.stats = stats
     this.#reader = reader
-    this.#windowBytes = windowBytes
   }
 
   /**
    * Opens a file and checks its header; reads no tensor.
    *
    * @param path Absolute, or relative to the working directory.
-   * @throws RankwiseError `SAFETENSORS_OPEN`, `SAFETENSORS_READ`, `SAFETENSORS_WINDOW` when `windowBytes` is out of
-   *   range, and those of the header: `SAFETENSORS_TRUNCATED`, `SAFETENSORS_HEADER_LENGTH`, `SAFETENSORS_HEADER_JSON`,
-   *   `SAFETENSORS_DUPLICATE_KEY`, `SAFETENSORS_METADATA`, `SAFETENSORS_DTYPE`, `SAFETENSORS_SHAPE`,
-   *   `SAFETENSORS_OFFSETS`, `SAFETENSORS_OVERLAP`, `SAFETENSORS_HOLE`
+   * @throws RankwiseError `SAFETENSORS_OPEN`, `SAFETENSORS_READ`, and those of the header: `SAFETENSORS_TRUNCATED`,
+   *   `SAFETENSORS_HEADER_LENGTH`, `SAFETENSORS_HEADER_JSON`, `SAFETENSORS_DUPLICATE_KEY`, `SAFETENSORS_METADATA`,
+   *   `SAFETENSORS_DTYPE`, `SAFETENSORS_SHAPE`, `SAFETENSORS_OFFSETS`, `SAFETENSORS_OVERLAP`, `SAFETENSORS_HOLE`
    */
   static async open(path: string, options: SafetensorsFileOptions = {}): Promise<SafetensorsFile> {
-    const { stats = new ReadStats(), windowBytes = DEFAULT_WINDOW_BYTES } = options
-    checkWindow(windowBytes)
+    const { stats = new ReadStats() } = options
     const reader = await ByteReader.open(resolve(path))
     try {
       const header = await readHeader(reader, stats)
-      return new SafetensorsFile(reader, header, stats, windowBytes)
+      return new SafetensorsFile(reader, header, stats)
     } catch (error) {
       await reader.close()
       throw error
@@ -72,8 +56,8 @@ export class SafetensorsFile implements AsyncDisposable {
   }
 
   /**
-   * Reads a tensor in the dtype it is stored in, or the part of it that `slices` name. Only the result and, for a
-   * strided part, one window of at most `windowBytes` are allocated; the window is never larger than the result.
+   * Reads a tensor in the dtype it is stored in, or the part of it that `slices` name: only the bytes of the part, into
+   * the result, which is all that is allocated.
    *
    * @throws RankwiseError `TENSOR_NOT_FOUND`, `SAFETENSORS_DTYPE_UNSUPPORTED`, `SHARD_SLICES`,
    *   `SAFETENSORS_TRUNCATED` when the file has become shorter, `SAFETENSORS_TOO_LARGE`, `SAFETENSORS_READ`,
@@ -116,34 +100,17 @@ export class SafetensorsFile implements AsyncDisposable {
   }
 
   async #fill(target: Uint8Array, info: TensorInfo, layout: ShardLayout, options: ReadOptions): Promise<void> {
+    const { stats } = this
     const where = whereIs(info.file, info.name)
-    const windowBytes = Math.min(this.#windowBytes, layout.byteLength)
-    let window: Uint8Array | undefined
-    for (const read of planReads(layout, windowBytes)) {
-      const offset = info.byteOffset + read.offset
-      if (read.runs.length === 1) {
-        await this.#reader.readInto(target.subarray(read.target, read.target + read.length), offset, where, options)
-      } else {
-        window ??= this.#allocateWindow(info.name, windowBytes)
-        await this.#reader.readInto(window.subarray(0, read.length), offset, where, options)
-        gather(target, read.target, window, read.runs)
-      }
-      this.stats.bytesRead += read.length
+    if (contiguousRanges(layout) === undefined) {
+      const strided = { reader: this.#reader, start: info.byteOffset, target, where, stats }
+      return readStrided(shardRuns(layout), strided, options)
+    }
+    for (const { offset, length, target: at } of shardRuns(layout)) {
+      await this.#reader.readInto(target.subarray(at, at + length), info.byteOffset + offset, where, options)
+      stats.bytesRead += length
     }
   }
-
-  #allocateWindow(name: string, bytes: number): Uint8Array {
-    this.stats.countBuffer(name, bytes)
-    return new Uint8Array(bytes)
-  }
-}
-
-function checkWindow(windowBytes: number): void {
-  if (Number.isInteger(windowBytes) && windowBytes >= 1 && windowBytes <= MAX_WINDOW_BYTES) return
-  throw new RankwiseError('SAFETENSORS_WINDOW', 'windowBytes is out of range', {
-    actual: { windowBytes },
-    rule: `windowBytes is an integer from 1 to ${MAX_WINDOW_BYTES}`,
-  })
 }
 
 async function readHeader(reader: ByteReader, stats: ReadStats): Promise<SafetensorsHeader> {
@@ -154,15 +121,6 @@ async function readHeader(reader: ByteReader, stats: ReadStats): Promise<Safeten
   await reader.readInto(bytes, 0, where)
   stats.headerBytes += start.length + bytes.length
   return parseHeader(bytes, reader.path, reader.size)
-}
-
-/** Copies the runs of a window to where they belong in the shard: one after the other from `start` on. */
-function gather(target: Uint8Array, start: number, window: Uint8Array, runs: readonly ByteRange[]): void {
-  let position = start
-  for (const { offset, length } of runs) {
-    target.set(window.subarray(offset, offset + length), position)
-    position += length
-  }
 }
 
 /**

@@ -1,7 +1,7 @@
 import { RankwiseError } from '../errors.ts'
 import type { Shape } from '../tensor.ts'
 import { SAFETENSORS_DTYPES } from './safetensors-dtype.ts'
-import { parseStrictJson, quoteName } from './strict-json.ts'
+import { isJsonObject, parseStrictJson, quoteName } from './strict-json.ts'
 import { type TensorInfo, whereIs } from './tensor-info.ts'
 
 /** The file starts with the header's length, a little-endian u64. */
@@ -9,6 +9,9 @@ export const LENGTH_BYTES = 8
 
 /** Longest header that the reference implementation reads (`MAX_HEADER_SIZE` of safetensors/src/tensor.rs). */
 export const MAX_HEADER_BYTES = 100_000_000
+
+/** Torch's tensors have no more dimensions; without a limit, a header could make messages of any length. */
+const MAX_DIMENSIONS = 64
 
 /** The key of the header's free-form strings; every other key is a tensor's name. */
 export const METADATA_KEY = '__metadata__'
@@ -70,16 +73,17 @@ export function parseHeader(bytes: Uint8Array, file: string, fileSize: number): 
   const json = parseHeaderJson(bytes.subarray(LENGTH_BYTES, dataStart), file)
   const infos: TensorInfo[] = []
   let metadata: ReadonlyMap<string, string> = new Map()
-  for (const [key, entry] of Object.entries(json)) {
-    if (key === METADATA_KEY) metadata = parseMetadata(entry, file)
-    else infos.push(parseTensor(key, entry, file, dataStart))
+  // Not Object.entries: it takes seconds for hundreds of thousands of keys that look like integers.
+  for (const key of Object.keys(json)) {
+    if (key === METADATA_KEY) metadata = parseMetadata(json[key], file)
+    else infos.push(parseTensor(key, json[key], file, dataStart))
   }
   infos.sort((a, b) => a.byteOffset - b.byteOffset || a.byteLength - b.byteLength)
   checkLayout(infos, dataStart, file, fileSize)
   return { tensors: new Map(infos.map((info) => [info.name, info])), metadata }
 }
 
-function parseHeaderJson(bytes: Uint8Array, file: string): object {
+function parseHeaderJson(bytes: Uint8Array, file: string): Readonly<Record<string, unknown>> {
   const text = decodeHeader(bytes, file)
   const json = parseStrictJson(text, {
     where: `${file}, header`,
@@ -87,7 +91,7 @@ function parseHeaderJson(bytes: Uint8Array, file: string): object {
     duplicateCode: 'SAFETENSORS_DUPLICATE_KEY',
     maxDepth: 3,
   })
-  if (text[0] === '{' && isObject(json)) return json
+  if (text[0] === '{' && isJsonObject(json)) return json
   throw new RankwiseError('SAFETENSORS_HEADER_JSON', 'the header is not a JSON object', {
     where: file,
     actual: { starts: quoteName(text.slice(0, 16)) },
@@ -104,7 +108,7 @@ function decodeHeader(bytes: Uint8Array, file: string): string {
 }
 
 function parseMetadata(entry: unknown, file: string): ReadonlyMap<string, string> {
-  const pairs = isObject(entry) ? Object.entries(entry) : undefined
+  const pairs = isJsonObject(entry) ? Object.entries(entry) : undefined
   if (pairs?.every((pair): pair is [string, string] => typeof pair[1] === 'string')) return new Map(pairs)
   throw new RankwiseError('SAFETENSORS_METADATA', `${METADATA_KEY} is malformed`, {
     where: file,
@@ -114,7 +118,7 @@ function parseMetadata(entry: unknown, file: string): ReadonlyMap<string, string
 
 function parseTensor(name: string, entry: unknown, file: string, dataStart: number): TensorInfo {
   const where = whereIs(file, name)
-  if (!isObject(entry)) {
+  if (!isJsonObject(entry)) {
     throw new RankwiseError('SAFETENSORS_HEADER_JSON', 'the entry is not an object', {
       where,
       rule: 'a tensor has dtype, shape and data_offsets',
@@ -145,11 +149,11 @@ function parseDType(value: unknown, where: string) {
 }
 
 function parseShape(value: unknown, where: string): Shape {
-  if (Array.isArray(value) && value.every(isCount)) return value
+  if (Array.isArray(value) && value.length <= MAX_DIMENSIONS && value.every(isCount)) return value
   throw new RankwiseError('SAFETENSORS_SHAPE', 'the shape is malformed', {
     where,
     actual: { shape: describe(value) },
-    rule: 'a shape is an array of integers from 0 to 2^53 - 1',
+    rule: `a shape is an array of at most ${MAX_DIMENSIONS} integers from 0 to 2^53 - 1`,
   })
 }
 
@@ -237,10 +241,6 @@ function truncated(file: string, infos: readonly TensorInfo[], end: number, file
     actual: { fileBytes: fileSize, expectedBytes: end, tensorsCut: cut.length },
     remedy: 'download the file again',
   })
-}
-
-function isObject(value: unknown): value is Readonly<Record<string, unknown>> {
-  return typeof value === 'object' && value !== null && !Array.isArray(value)
 }
 
 /** -0 is a safe integer for JavaScript, and no count. */

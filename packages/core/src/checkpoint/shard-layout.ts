@@ -22,19 +22,11 @@ export interface ShardLayout {
   readonly runs: readonly ByteRange[]
 }
 
-/** One call to the file: the bytes from `offset` of the tensor that hold the `runs` of a shard. */
-export interface PlannedRead extends ByteRange {
-  /** Where the first run goes, from the start of the shard; the others follow it without gaps. */
+/** Bytes of a tensor that are consecutive in the file and in the shard. */
+export interface ShardRun extends ByteRange {
+  /** Where they go, from the start of the shard. */
   readonly target: number
-  /** Offsets from the start of the read. One alone fills the whole read. */
-  readonly runs: readonly ByteRange[]
 }
-
-/**
- * Bytes between two runs up to which it is cheaper to read them than to make another call: a call costs 15 us, in
- * which the page cache gives 100 KiB.
- */
-const MAX_GAP_BYTES = 128 * 1024
 
 /**
  * Lays out the part of a tensor that `slices` name; all of it without them.
@@ -78,55 +70,21 @@ export function contiguousRanges({ rowCount, byteLength, runs }: ShardLayout): r
   return rowCount === 1 ? runs : undefined
 }
 
-/**
- * Plans the reads of a shard, in the order of the file. Runs of a strided shard that lie close together share one
- * read of at most `windowBytes`; a run that is alone in its read can go straight to its target.
- */
-export function* planReads(layout: ShardLayout, windowBytes: number): Generator<PlannedRead> {
-  const contiguous = contiguousRanges(layout)
-  const groups = contiguous === undefined ? groupRuns(allRuns(layout), windowBytes) : contiguous.map((run) => [run])
+/** All runs of a shard, in the order of the file: of every row, where it is strided. */
+export function* shardRuns({ rowCount, rowBytes, runs, byteLength }: ShardLayout): Generator<ShardRun> {
+  if (byteLength === 0) return
   let target = 0
-  for (const group of groups) {
-    yield readOf(group, target)
-    for (const { length } of group) target += length
-  }
-}
-
-function* groupRuns(runs: Iterable<ByteRange>, windowBytes: number): Generator<readonly ByteRange[]> {
-  let group: ByteRange[] = []
-  let [begin, end] = [0, 0]
-  for (const run of runs) {
-    const runEnd = run.offset + run.length
-    if (group.length > 0 && (run.offset - end > MAX_GAP_BYTES || runEnd - begin > windowBytes)) {
-      yield group
-      group = []
+  for (let row = 0; row < rowCount; row++) {
+    for (const { offset, length } of runs) {
+      yield { offset: row * rowBytes + offset, length, target }
+      target += length
     }
-    if (group.length === 0) begin = run.offset
-    group.push(run)
-    end = runEnd
   }
-  if (group.length > 0) yield group
 }
 
 function wholeLayout(shape: Shape, itemBytes: number): ShardLayout {
   const byteLength = sizeOf(shape) * itemBytes
   return { shape, byteLength, rowCount: 1, rowBytes: byteLength, runs: [{ offset: 0, length: byteLength }] }
-}
-
-function* allRuns({ rowCount, rowBytes, runs }: ShardLayout): Generator<ByteRange> {
-  for (let row = 0; row < rowCount; row++) {
-    for (const { offset, length } of runs) yield { offset: row * rowBytes + offset, length }
-  }
-}
-
-function readOf(group: readonly ByteRange[], target: number): PlannedRead {
-  const [first, last] = [group[0], group.at(-1)] as [ByteRange, ByteRange]
-  return {
-    offset: first.offset,
-    length: last.offset + last.length - first.offset,
-    target,
-    runs: group.map(({ offset, length }) => ({ offset: offset - first.offset, length })),
-  }
 }
 
 function joinAdjacent(ranges: ShardSlices['ranges']): readonly (readonly [start: number, end: number])[] {

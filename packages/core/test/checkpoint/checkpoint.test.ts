@@ -1,4 +1,5 @@
-import { mkdir, readFile, rm, symlink, writeFile } from 'node:fs/promises'
+import { execFileSync } from 'node:child_process'
+import { mkdir, readFile, rm, symlink, truncate, writeFile } from 'node:fs/promises'
 import { dirname, join } from 'node:path'
 import { describe, expect, test } from 'vitest'
 import { Checkpoint } from '../../src/checkpoint/checkpoint.ts'
@@ -178,9 +179,20 @@ describe('refusing', () => {
     ['a weight_map of numbers', '{"weight_map":{"a":1}}'],
     ['a repeated tensor', `{"weight_map":{"a":"${FIRST}","a":"${SECOND}"}}`],
     ['deep nesting', `{"metadata":${'['.repeat(10_000)}`],
+    ['millions of keys', `{"metadata":[${'0,'.repeat(2_000_000)}0]}`],
   ])('an index that is malformed: %s', async (_, index) => {
     const folder = await folderOf({ [INDEX]: index, [FIRST]: fileOf('a'), [SECOND]: fileOf('b') })
     await expectCode(() => Checkpoint.open(folder), 'CHECKPOINT_INDEX', join(folder, INDEX))
+  })
+
+  test('an index that is no file, or too long', async () => {
+    const folder = await folderOf({ [FIRST]: fileOf('a') })
+    execFileSync('mkfifo', [join(folder, INDEX)])
+    await expectCode(() => Checkpoint.open(folder), 'CHECKPOINT_INDEX', join(folder, INDEX), 'regular file')
+    await rm(join(folder, INDEX))
+    await writeFile(join(folder, INDEX), '')
+    await truncate(join(folder, INDEX), 100_000_001)
+    await expectCode(() => Checkpoint.open(folder), 'CHECKPOINT_INDEX', join(folder, INDEX), 'more than 100000000')
   })
 
   test.each([

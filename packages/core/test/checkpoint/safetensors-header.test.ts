@@ -54,6 +54,14 @@ describe('valid headers', () => {
     expect([...tensors.values()].map((info) => info.byteLength)).toEqual([3, 3])
   })
 
+  test('has room for 150 000 tensors', () => {
+    const entries = Array.from(
+      { length: 150_000 },
+      (_, i) => `"blocks.${i}.weight":{"dtype":"BF16","shape":[1,0],"data_offsets":[0,0]}`,
+    )
+    expect(parse(`{${entries.join()}}`, 0).tensors.size).toBe(150_000)
+  })
+
   test('allows zero-size tensors, an empty header and padding', () => {
     expect(parse({ a: tensor('F32', [0, 3], 0, 0), b: tensor('U8', [1], 0, 1) }, 1).tensors.size).toBe(2)
     expect(parse('{}', 0).tensors.size).toBe(0)
@@ -113,6 +121,7 @@ describe('refused headers', () => {
     // Modulo 2^64 these elements are 4 bytes; an unchecked product would match.
     ['a wrapping product', 'SAFETENSORS_SHAPE', { a: tensor('U8', [4194305, 4194305, 211106198978564], 0, 4) }, 4],
     ['a product that a later zero hides', 'SAFETENSORS_SHAPE', { a: tensor('U8', [big, big, 0], 0, 0) }, 0],
+    ['65 dimensions', 'SAFETENSORS_SHAPE', { a: tensor('U8', Array(65).fill(1), 0, 1) }, 1, 'at most 64'],
     ['half a byte', 'SAFETENSORS_SHAPE', { a: tensor('F4', [3], 0, 2) }, 2, 'whole bytes'],
     ['one offset', 'SAFETENSORS_OFFSETS', { a: { dtype: 'U8', shape: [1], data_offsets: [0] } }, 1],
     ['no offsets', 'SAFETENSORS_OFFSETS', { a: { dtype: 'U8', shape: [1] } }, 1, 'missing'],
@@ -177,6 +186,18 @@ describe('refused headers', () => {
       await expectCode(() => parseHeader(bytes, FILE, 2 ** 40), 'SAFETENSORS_HEADER_LENGTH', FILE, length)
     },
   )
+
+  // Each took between a minute and forever, and up to 3 GB, before the parts were counted.
+  test.each([
+    ['tensors', '"t#":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}', 200_000],
+    ['keys', '"#":0', 1_100_000],
+    ['arrays', '"a#":[],"b#":[[],[],[]]', 300_000],
+    ['objects', '"a#":{},"b#":[{},{},{}]', 300_000],
+    ['numbers', `"a#":[${'0,'.repeat(999)}0]`, 2_100],
+  ])('millions of %s', async (_, entry, count) => {
+    const entries = Array.from({ length: count }, (_, i) => entry.replaceAll('#', String(i)))
+    await expectCode(() => parse(`{${entries.join()}}`, 0), 'SAFETENSORS_HEADER_JSON', FILE, 'at most 2000000')
+  })
 
   test('names of any length and content, quoted and shortened', async () => {
     const name = `\u001b[31m\n${'x'.repeat(1_000_000)}`

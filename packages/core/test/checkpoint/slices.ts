@@ -24,7 +24,6 @@ export interface SliceCase {
   readonly slices: ShardSlices
   /** Bytes of another tensor before it: any remainder modulo the element size. */
   readonly bytesBefore: number
-  readonly windowBytes: number
 }
 
 /** Parts as tensor parallelism makes them: a rank's share of every block of a dimension. */
@@ -36,7 +35,6 @@ const rankCase = fc
     tpDegree: fc.constantFrom(2, 3, 4, 8),
     seed: fc.nat(),
     bytesBefore: fc.nat({ max: 17 }),
-    windowBytes: fc.integer({ min: 1, max: 200 }),
   })
   .map(({ shape, blocks, tpDegree, seed, ...rest }): SliceCase => {
     const dim = seed % shape.length
@@ -58,7 +56,6 @@ const rangesCase = fc
     bounds: fc.array(fc.double({ min: 0, max: 1, noNaN: true }), { maxLength: 8 }),
     dim: fc.nat(),
     bytesBefore: fc.nat({ max: 17 }),
-    windowBytes: fc.integer({ min: 1, max: 60 }),
   })
   .map(({ shape, bounds, dim, ...rest }): SliceCase => {
     const sliced = dim % shape.length

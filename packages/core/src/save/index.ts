@@ -1,0 +1,5 @@
+export { openWeights } from './open-weights.ts'
+export { type SaveModelOptions, saveModel } from './save-model.ts'
+export type { SaveOptions, SaveProgress } from './save-options.ts'
+export { type SaveShardsOptions, saveShards } from './save-shards.ts'
+export { ShardedCheckpoint, type ShardedCheckpointOptions } from './sharded-checkpoint.ts'

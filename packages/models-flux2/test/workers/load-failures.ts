@@ -1,0 +1,75 @@
+import '@rankwise/collectives-local'
+import { setTimeout as delay } from 'node:timers/promises'
+import {
+  type DeviceTensor,
+  initProcessGroup,
+  type LoadShardOptions,
+  type RankwiseError,
+  type ShardSource,
+  TensorParallelConfig,
+} from '@rankwise/core'
+import { ReferenceBackend } from '@rankwise/core/reference'
+import { runRank } from '@rankwise/fixtures'
+import { Flux2Transformer2DModel } from '../../src/index.ts'
+
+/** One load. Lists have an entry for every rank. */
+export interface LoadScenario {
+  readonly directories: readonly string[]
+  /** Milliseconds that every weight takes beside its reading. */
+  readonly delays: readonly number[]
+  /** Milliseconds after which a rank aborts. */
+  readonly aborts?: readonly (number | undefined)[]
+}
+
+/** How a load ended on one rank. */
+export interface LoadEnd {
+  readonly code: string
+  /** What the error says of the rank that failed, where that was another. */
+  readonly elsewhere: Readonly<Record<string, unknown>>
+  readonly milliseconds: number
+  /** Bytes that are in memory then. */
+  readonly weightBytes: number
+}
+
+class SlowBackend extends ReferenceBackend {
+  readonly #delay: number
+
+  constructor(milliseconds: number) {
+    super()
+    this.#delay = milliseconds
+  }
+
+  override async loadShard(source: ShardSource, options: LoadShardOptions): Promise<DeviceTensor> {
+    // Aborted, it ends early, and reading refuses.
+    await delay(this.#delay, undefined, { signal: options.signal }).catch(() => {})
+    return super.loadShard(source, options)
+  }
+}
+
+/** Loads the scenarios one after the other in one group, which outlives every failure. */
+runRank(async (scenarios: readonly LoadScenario[]): Promise<readonly LoadEnd[]> => {
+  await using group = await initProcessGroup({ backend: 'local' })
+  const parallelConfig = new TensorParallelConfig({ tpDegree: group.worldSize })
+  const ends: LoadEnd[] = []
+  for (const { directories, delays, aborts } of scenarios) {
+    await using backend = new SlowBackend(delays[group.rank] ?? 0)
+    const abortAfter = aborts?.[group.rank]
+    const signal = abortAfter === undefined ? {} : { signal: AbortSignal.timeout(abortAfter) }
+    const start = performance.now()
+    const error = await Flux2Transformer2DModel.fromPretrained(directories[group.rank] ?? '', {
+      backend,
+      parallelConfig,
+      ...signal,
+    }).then(
+      () => undefined,
+      (thrown: RankwiseError) => thrown,
+    )
+    ends.push({
+      code: error === undefined ? 'LOADED' : error.code,
+      elsewhere: error?.code === 'LOAD_FAILED_ELSEWHERE' ? error.actual : {},
+      milliseconds: performance.now() - start,
+      weightBytes: backend.memory().weightBytes,
+    })
+  }
+  return ends
+})
