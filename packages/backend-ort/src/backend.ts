@@ -13,26 +13,30 @@ import {
 import { OrtExecutable } from './executable.ts'
 import { HostTensor } from './host-tensor.ts'
 import type { SessionOptions } from './session.ts'
+import type { WeightLoader } from './weight-loader.ts'
+import { WeightTensor } from './weight-tensor.ts'
 
-/** Runs segments on ONNX Runtime's CPU provider, in float32. Made by {@link ort}. */
+/** Runs segments on ONNX Runtime's CPU provider, in float32, on weights as their files store them. Made by {@link ort}. */
 export class OrtBackend implements Backend {
   readonly name = 'ort'
   readonly supports: Capabilities = { dtypes: ['float32'] }
   /** Threads that one operation runs on. */
   readonly threads: number
-  readonly #weights = new Set<HostTensor>()
+  readonly #loader: WeightLoader
+  readonly #weights = new Set<WeightTensor>()
   readonly #executables = new Set<OrtExecutable>()
   #isDisposed = false
 
-  constructor({ threads }: SessionOptions) {
+  constructor({ threads }: SessionOptions, loader: WeightLoader) {
     this.threads = threads
+    this.#loader = loader
   }
 
   /**
-   * Reads a rank's slice and casts it to float32.
+   * Maps or reads a rank's slice, in the dtype of its file.
    *
-   * @throws RankwiseError `DTYPE_UNSUPPORTED` unless `dtype` is float32, `BACKEND_DISPOSED`, `ABORTED`, and those of the
-   * source
+   * @throws RankwiseError `DTYPE_UNSUPPORTED` unless `dtype` is float32, `BACKEND_MAPPING` when weights must be mapped,
+   *   `BACKEND_DISPOSED`, `ABORTED`, and those of the source
    */
   async loadShard(source: ShardSource, { dtype, signal }: LoadShardOptions): Promise<DeviceTensor> {
     this.#requireAlive()
@@ -40,25 +44,29 @@ export class OrtBackend implements Backend {
       throw new RankwiseError('DTYPE_UNSUPPORTED', `the backend ort does not compute in ${dtype}`, {
         where: source.name,
         actual: { dtype, supported: this.supports.dtypes },
-        rule: 'dtype is one that the backend computes in; weights stored in another are cast after slicing',
+        rule: 'dtype is one that the backend computes in; weights stored in another are cast when it computes',
       })
     }
-    const tensor = (await source.read({ signal })).cast(dtype)
-    this.#requireAlive()
-    const weight = new HostTensor(tensor, (freed) => this.#weights.delete(freed))
+    const content = await this.#loader.load(source, signal)
+    const weight = new WeightTensor(content, (freed) => this.#weights.delete(freed))
     this.#weights.add(weight)
+    if (this.#isDisposed) weight.dispose()
+    this.#requireAlive()
     return weight
   }
 
   /**
    * Lowers a segment to an ONNX graph and has ORT optimise it. Nothing is cached here: equal segments are compiled anew.
    *
-   * @throws RankwiseError `OP_UNSUPPORTED`, `DTYPE_UNSUPPORTED`, `ORT_COMPILE`, `BACKEND_DISPOSED`
+   * @param parameters - weights of the first run; those of later runs are stored alike. @default whole, in float32
+   * @throws RankwiseError `OP_UNSUPPORTED`, `DTYPE_UNSUPPORTED`, `ARGUMENT_MISMATCH` when the weights are not those of the
+   *   segment, `TENSOR_FOREIGN`, `ORT_COMPILE`, `BACKEND_DISPOSED`
    */
-  async compile(segment: Segment): Promise<Executable> {
+  async compile(segment: Segment, parameters?: readonly DeviceTensor[]): Promise<Executable> {
     this.#requireAlive()
     const executable = await OrtExecutable.compile(segment, {
       threads: this.threads,
+      parameters,
       onDispose: (disposed) => this.#executables.delete(disposed),
     })
     if (this.#isDisposed) await executable.dispose()
@@ -73,15 +81,20 @@ export class OrtBackend implements Backend {
     return new HostTensor(tensor)
   }
 
-  /** The tensor itself, not a copy. @throws RankwiseError `TENSOR_DISPOSED`, `TENSOR_FOREIGN` */
+  /**
+   * The tensor itself; of a weight that is mapped, a copy. Weights are in the dtype they are stored in.
+   *
+   * @throws RankwiseError `TENSOR_DISPOSED`, `TENSOR_FOREIGN`
+   */
   async download(tensor: DeviceTensor): Promise<Tensor> {
-    return HostTensor.from(tensor).tensor
+    return tensor instanceof WeightTensor ? tensor.whole() : HostTensor.from(tensor).tensor
   }
 
   /** Weights that are loaded and sessions that are open now. */
   memory(): MemoryReport {
-    const weightBytes = [...this.#weights].reduce((sum, { tensor }) => sum + tensor.byteLength, 0)
-    return { weightBytes, mappedBytes: 0, executables: this.#executables.size }
+    const bytesOf = (isMapped: boolean) =>
+      [...this.#weights].reduce((sum, weight) => (weight.isMapped === isMapped ? sum + weight.byteLength : sum), 0)
+    return { weightBytes: bytesOf(false), mappedBytes: bytesOf(true), executables: this.#executables.size }
   }
 
   /** Frees weights and executables; idempotent. Runs that are under way are waited for. */

@@ -8,46 +8,64 @@ import {
   type Value,
 } from '@rankwise/core'
 import { HostTensor } from './host-tensor.ts'
-import { lowerSegment } from './lowering/lower-segment.ts'
+import { lowerSegment, type WeightRows } from './lowering/lower-segment.ts'
 import { OrtSession, type SessionOptions } from './session.ts'
+import { formatStorage, wholeStorage } from './weight-storage.ts'
+import { WeightTensor } from './weight-tensor.ts'
+
+/** How a segment is compiled. */
+export interface CompileOptions extends SessionOptions {
+  /** Weights that the first run takes. @default weights that are whole and in float32 */
+  readonly parameters?: readonly DeviceTensor[] | undefined
+  readonly onDispose: (executable: OrtExecutable) => void
+}
+
+interface Compiled {
+  readonly segment: Segment
+  /** Of the segment's parameters. */
+  readonly storages: readonly string[]
+  readonly session: OrtSession
+  /** What the session takes after the segment's inputs. */
+  readonly weightInputs: readonly WeightRows[]
+}
 
 /** A compiled segment: one session, with the weights as inputs. */
 export class OrtExecutable implements Executable {
-  readonly #segment: Segment
-  readonly #session: OrtSession
+  readonly #compiled: Compiled
   readonly #onDispose: (executable: OrtExecutable) => void
   readonly #running = new Set<Promise<unknown>>()
   #isDisposed = false
 
-  private constructor(segment: Segment, session: OrtSession, onDispose: (executable: OrtExecutable) => void) {
-    this.#segment = segment
-    this.#session = session
+  private constructor(compiled: Compiled, onDispose: (executable: OrtExecutable) => void) {
+    this.#compiled = compiled
     this.#onDispose = onDispose
   }
 
-  /** @throws RankwiseError `OP_UNSUPPORTED`, `DTYPE_UNSUPPORTED`, `ORT_COMPILE` */
-  static async compile(
-    segment: Segment,
-    options: SessionOptions & { readonly onDispose: (executable: OrtExecutable) => void },
-  ): Promise<OrtExecutable> {
-    const session = await OrtSession.create(lowerSegment(segment), options)
-    return new OrtExecutable(segment, session, options.onDispose)
+  /** @throws RankwiseError `OP_UNSUPPORTED`, `DTYPE_UNSUPPORTED`, `ARGUMENT_MISMATCH`, `TENSOR_FOREIGN`, `ORT_COMPILE` */
+  static async compile(segment: Segment, options: CompileOptions): Promise<OrtExecutable> {
+    const { parameters, onDispose } = options
+    const storages =
+      parameters === undefined
+        ? segment.parameters.map(({ shape }) => wholeStorage('float32', shape))
+        : weightsFor(segment, parameters).map(({ layout }) => layout)
+    const { model, weightInputs } = lowerSegment(segment, storages)
+    const session = await OrtSession.create(model, options)
+    return new OrtExecutable({ segment, storages: storages.map(formatStorage), session, weightInputs }, onDispose)
   }
 
   /**
    * Runs once. An error names the block that the segment was compiled for, also when it runs with the weights of another.
+   * A weight that is disposed meanwhile stays where it is until the run has ended.
    *
-   * @throws RankwiseError `EXECUTABLE_DISPOSED`, `ARGUMENT_MISMATCH`, `TENSOR_DISPOSED`, `TENSOR_FOREIGN`, `ORT_RUN`,
-   *   `ORT_SHAPE`
+   * @throws RankwiseError `EXECUTABLE_DISPOSED`, `ARGUMENT_MISMATCH`, also for weights that are stored otherwise than those
+   *   it was compiled for, `TENSOR_DISPOSED`, `TENSOR_FOREIGN`, `ORT_RUN`, `ORT_SHAPE`
    */
   async run(inputs: readonly DeviceTensor[], parameters: readonly DeviceTensor[]): Promise<readonly DeviceTensor[]> {
     if (this.#isDisposed) throw new RankwiseError('EXECUTABLE_DISPOSED', 'the compiled segment was disposed')
-    const { inputs: inputValues, parameters: parameterValues } = this.#segment
-    const tensors = [...matching('input', inputValues, inputs), ...matching('parameter', parameterValues, parameters)]
-    const running = this.#session.run(tensors)
+    const running = this.#run(inputs, parameters)
     this.#running.add(running)
     try {
-      return (await running).map((tensor) => new HostTensor(tensor))
+      return await running
     } finally {
       this.#running.delete(running)
     }
@@ -58,25 +76,69 @@ export class OrtExecutable implements Executable {
     if (this.#isDisposed) return
     this.#isDisposed = true
     await Promise.allSettled(this.#running)
-    await this.#session.release()
+    await this.#compiled.session.release()
     this.#onDispose(this)
+  }
+
+  async #run(inputs: readonly DeviceTensor[], parameters: readonly DeviceTensor[]): Promise<readonly DeviceTensor[]> {
+    const { segment, storages, session, weightInputs } = this.#compiled
+    const values = inputsFor(segment, inputs)
+    const weights = weightsFor(segment, parameters, storages)
+    const rows = weightInputs.map(({ parameter, start, end }) => (weights[parameter] as WeightTensor).rows(start, end))
+    for (const weight of weights) weight.retain()
+    try {
+      return (await session.run([...values, ...rows])).map((tensor) => new HostTensor(tensor))
+    } finally {
+      for (const weight of weights) weight.release()
+    }
   }
 }
 
-/** The arguments' tensors, if they are what the segment was compiled for. */
-function matching(kind: string, values: readonly Value[], given: readonly DeviceTensor[]): readonly Tensor[] {
-  if (given.length !== values.length) {
-    throw new RankwiseError('ARGUMENT_MISMATCH', `a segment takes ${values.length} ${kind}s, not ${given.length}`)
-  }
-  return values.map((value, i) => {
+/** The tensors of a segment's inputs. @throws RankwiseError `ARGUMENT_MISMATCH`, `TENSOR_DISPOSED`, `TENSOR_FOREIGN` */
+function inputsFor({ inputs }: Segment, given: readonly DeviceTensor[]): readonly Tensor[] {
+  requireCount('input', inputs, given)
+  return inputs.map((value, i) => {
     const { tensor } = HostTensor.from(given[i] as DeviceTensor)
     if (tensor.dtype === value.dtype && sameShape(tensor.shape, value.shape)) return tensor
-    throw new RankwiseError('ARGUMENT_MISMATCH', `a ${kind} is not what the segment was compiled for`, {
-      where: value.name ?? `${kind} ${i}`,
-      actual: {
-        given: `${tensor.dtype}[${tensor.shape.join(', ')}]`,
-        compiled: `${value.dtype}[${value.shape.join(', ')}]`,
-      },
-    })
+    throw mismatch(value.name ?? `input ${i}`, { given: typeText(tensor), compiled: typeText(value) })
   })
+}
+
+/**
+ * The weights of a segment's parameters.
+ *
+ * @param storages - that they have to have. @default any
+ * @throws RankwiseError `ARGUMENT_MISMATCH`, `TENSOR_DISPOSED`, `TENSOR_FOREIGN`
+ */
+function weightsFor(
+  { parameters }: Segment,
+  given: readonly DeviceTensor[],
+  storages?: readonly string[],
+): readonly WeightTensor[] {
+  requireCount('parameter', parameters, given)
+  return parameters.map((value, i) => {
+    const tensor = given[i] as DeviceTensor
+    const weight = WeightTensor.from(tensor)
+    const storage = storages?.[i] ?? weight?.storage
+    if (weight?.storage === storage && weight !== undefined && sameShape(weight.shape, value.shape)) return weight
+    const compiled = typeText({ shape: value.shape, dtype: value.dtype, ...(storage === undefined ? {} : { storage }) })
+    throw mismatch(value.name ?? `parameter ${i}`, { given: typeText(tensor), compiled })
+  })
+}
+
+function requireCount(kind: string, values: readonly Value[], given: readonly DeviceTensor[]): void {
+  if (given.length === values.length) return
+  throw new RankwiseError('ARGUMENT_MISMATCH', `a segment takes ${values.length} ${kind}s, not ${given.length}`)
+}
+
+function mismatch(where: string, actual: { readonly given: string; readonly compiled: string }): RankwiseError {
+  return new RankwiseError('ARGUMENT_MISMATCH', 'an argument is not what the segment was compiled for', {
+    where,
+    actual,
+    rule: 'shapes, dtypes and the storage of weights are those that a segment was compiled for',
+  })
+}
+
+function typeText({ storage, dtype, shape }: Pick<DeviceTensor, 'storage' | 'dtype' | 'shape'>): string {
+  return `${storage ?? dtype}[${shape.join(', ')}]`
 }

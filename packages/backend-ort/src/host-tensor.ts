@@ -5,16 +5,14 @@ import { type HostDType, hostDType } from './host-dtype.ts'
 export class HostTensor implements DeviceTensor {
   readonly dtype: HostDType
   readonly shape: Shape
-  readonly #onDispose: ((tensor: HostTensor) => void) | undefined
   #tensor: Tensor | undefined
 
   /** @throws RankwiseError `DTYPE_UNSUPPORTED` */
-  constructor(tensor: Tensor, onDispose?: (tensor: HostTensor) => void) {
+  constructor(tensor: Tensor) {
     this.dtype = hostDType(tensor.dtype, 'tensor')
     this.shape = tensor.shape
     // The Node binding of ORT takes no shared memory.
     this.#tensor = tensor.data.buffer instanceof SharedArrayBuffer ? tensor.clone() : tensor
-    this.#onDispose = onDispose
   }
 
   /** The tensor of this backend behind `tensor`. @throws RankwiseError `TENSOR_FOREIGN` */
@@ -36,8 +34,6 @@ export class HostTensor implements DeviceTensor {
   }
 
   dispose(): void {
-    if (this.#tensor === undefined) return
     this.#tensor = undefined
-    this.#onDispose?.(this)
   }
 }

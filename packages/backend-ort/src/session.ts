@@ -70,7 +70,9 @@ export class OrtSession {
   }
 }
 
+/** Shares the data. 16-bit floats go as the integers that have their bits. */
 function toOrt({ dtype, data, shape }: Tensor): OrtTensor {
+  if (data instanceof Uint16Array) return new onnxruntime.Tensor('uint16', data, shape)
   return dtype === 'int32'
     ? new onnxruntime.Tensor('int32', data as Int32Array, shape)
     : new onnxruntime.Tensor('float32', data as Float32Array, shape)

@@ -20,7 +20,7 @@ import { ReferenceBackend, shardTensor } from '@rankwise/core/reference'
 import { referencePath } from '@rankwise/fixtures'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { ort } from '../src/index.ts'
-import { graphOf, normal, requireClose, segmentOf, TOLERANCE } from './support.ts'
+import { graphOf, normal, requireClose, segmentOf, TOLERANCE, weightOf } from './support.ts'
 
 class TextEncoder extends Module {
   readonly embed_tokens: Embed
@@ -121,12 +121,10 @@ describe('compile and run', () => {
 
   it('takes inputs and weights that nothing reads', async () => {
     const segment = segmentOf(graphOf('mul_scalar', [normal([3], 0)], { value: 2 }))
-    const unused = { id: 1000, kind: 'input', dtype: 'float32', shape: [0] } as const
-    const weight = { id: 1001, kind: 'parameter', name: 'unused', dtype: 'float32', shape: [2, 3] } as const
-    const wider = { ...segment, inputs: [...segment.inputs, unused], parameters: [weight] }
-    const executable = await backend.compile(wider)
-    const inputs = upload([normal([3], 0), normal([0], 0)])
-    const [result] = await executable.run(inputs, upload([normal([2, 3], 0)]))
+    const unread = { id: 8, kind: 'input', dtype: 'float32', shape: [0] } as const
+    const weight = { id: 9, kind: 'parameter', dtype: 'float32', shape: [2], name: 'weight' } as const
+    const executable = await backend.compile({ ...segment, inputs: [...segment.inputs, unread], parameters: [weight] })
+    const [result] = await executable.run(upload([normal([3], 0), normal([0], 0)]), upload([normal([2], 0)]))
     expect(result?.shape).toEqual([3])
   })
 
@@ -215,10 +213,40 @@ describe('arguments', () => {
     await expect(executable.run(ids(0, 0, 0, 0), upload(weights))).rejects.toMatchObject({ code: 'ARGUMENT_MISMATCH' })
   })
 
+  it('are refused when they are stored otherwise than those it was compiled for', async () => {
+    const halves = WEIGHTS.map((weight) => weightOf(weight.cast('bfloat16')))
+    const pieces = halves.with(0, weightOf(WEIGHTS[0]?.cast('bfloat16') as Tensor, [2, 3]))
+    const other = await backend.compile(encoderSegment(), halves)
+    for (const [compiled, weights] of [
+      [executable, halves],
+      [other, upload(WEIGHTS)],
+      [other, pieces],
+    ] as const) {
+      await expect(compiled.run(ids(0, 0, 0, 0), weights)).rejects.toMatchObject({ code: 'ARGUMENT_MISMATCH' })
+    }
+    await expect(other.run(ids(0, 0, 0, 0), pieces)).rejects.toMatchObject({
+      where: 'embed_tokens.weight',
+      actual: { given: 'bfloat16 2|3[5, 3]', compiled: 'bfloat16[5, 3]' },
+    })
+    expect((await other.run(ids(0, 0, 0, 0), halves))[0]?.shape).toEqual([4, 2])
+  })
+
+  it.each([
+    { what: 'too few weights', weights: WEIGHTS.slice(0, 2) },
+    { what: 'another shape', weights: [normal([4, 3], 0), ...WEIGHTS.slice(1)] },
+    { what: 'integers', weights: [Tensor.zeros('int32', [5, 3]), ...WEIGHTS.slice(1)] },
+  ])('are not compiled for with $what', async ({ weights }) => {
+    await expect(backend.compile(encoderSegment(), upload(weights))).rejects.toMatchObject({
+      code: 'ARGUMENT_MISMATCH',
+    })
+    expect(backend.memory().executables).toBe(1)
+  })
+
   it('are refused when another backend made them', async () => {
     const foreign = new ReferenceBackend().upload(WEIGHTS[0] as Tensor)
     const weights = [foreign, ...upload(WEIGHTS.slice(1))]
     await expect(executable.run(ids(0, 0, 0, 0), weights)).rejects.toMatchObject({ code: 'TENSOR_FOREIGN' })
+    await expect(backend.compile(encoderSegment(), weights)).rejects.toMatchObject({ code: 'TENSOR_FOREIGN' })
     await expect(backend.download(foreign)).rejects.toMatchObject({ code: 'TENSOR_FOREIGN' })
   })
 
@@ -235,7 +263,7 @@ describe('loadShard', () => {
   const directory = referencePath('flux2-tiny-bf16', 'transformer')
   const name = 'single_transformer_blocks.0.attn.to_qkv_mlp_proj.weight'
 
-  it('casts the slice of a bfloat16 weight to float32', async () => {
+  it('keeps the slice of a bfloat16 weight in its dtype', async () => {
     await using checkpoint = await Checkpoint.open(directory)
     const whole = await checkpoint.read(name)
     expect(whole.dtype).toBe('bfloat16')
@@ -243,33 +271,38 @@ describe('loadShard', () => {
     for (const placement of [shard(0, [rows]), shard(1, [columns / 2, columns / 2])]) {
       const source = checkpoint.source(name, shardSlices(placement, 1, 2))
       const weight = await backend.loadShard(source, { dtype: 'float32' })
-      expect(weight.dtype).toBe('float32')
-      requireClose(await backend.download(weight), shardTensor(whole, placement, 1, 2), 0)
+      expect(weight.dtype).toBe('bfloat16')
+      const downloaded = await backend.download(weight)
+      expect(downloaded.dtype).toBe('bfloat16')
+      requireClose(downloaded.cast('float32'), shardTensor(whole, placement, 1, 2), 0)
     }
   })
 
-  it('counts the bytes of the weights that are loaded', async () => {
+  it.each(['mapped', 'read'] as const)('counts the bytes of the weights that are loaded: %s', async (weights) => {
     await using checkpoint = await Checkpoint.open(directory)
+    await using backend = await ort({ device: 'cpu', weights })
     const source = checkpoint.source(name)
     const [first, second] = [
       await backend.loadShard(source, { dtype: 'float32' }),
       await backend.loadShard(source, { dtype: 'float32' }),
     ]
-    expect(backend.memory().weightBytes).toBe(4 * source.byteLength)
+    const bytes = (weightBytes: number) => (weights === 'read' ? [weightBytes, 0] : [0, weightBytes])
+    const counted = () => [backend.memory().weightBytes, backend.memory().mappedBytes]
+    expect(counted()).toEqual(bytes(2 * source.byteLength))
     first.dispose()
     first.dispose()
-    expect(backend.memory().weightBytes).toBe(2 * source.byteLength)
+    expect(counted()).toEqual(bytes(source.byteLength))
     await backend.dispose()
-    expect(backend.memory().weightBytes).toBe(0)
+    expect(counted()).toEqual([0, 0])
     await expect(backend.download(second)).rejects.toMatchObject({ code: 'TENSOR_DISPOSED' })
   })
 
   it('refuses a dtype before it reads', async () => {
     await using checkpoint = await Checkpoint.open(directory)
-    const read = async () => {
+    const read = () => {
       throw new Error('was read')
     }
-    const source = { ...checkpoint.source(name), read }
+    const source = { ...checkpoint.source(name), ranges: read, read }
     await expect(backend.loadShard(source, { dtype: 'bfloat16' })).rejects.toMatchObject({
       code: 'DTYPE_UNSUPPORTED',
       where: name,
@@ -279,10 +312,11 @@ describe('loadShard', () => {
   it('stops when it is aborted', async () => {
     await using checkpoint = await Checkpoint.open(directory)
     const signal = AbortSignal.abort()
-    await expect(backend.loadShard(checkpoint.source(name), { dtype: 'float32', signal })).rejects.toMatchObject({
-      code: 'ABORTED',
-    })
-    expect(backend.memory().weightBytes).toBe(0)
+    for (const slices of [undefined, shardSlices(shard(1, [64]), 0, 2)]) {
+      const loading = backend.loadShard(checkpoint.source(name, slices), { dtype: 'float32', signal })
+      await expect(loading).rejects.toMatchObject({ code: 'ABORTED' })
+    }
+    expect(backend.memory()).toMatchObject({ weightBytes: 0, mappedBytes: 0 })
   })
 })
 

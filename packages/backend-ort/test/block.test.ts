@@ -3,6 +3,7 @@ import { runRanks } from '@rankwise/core/reference'
 import { describe, expect, it } from 'vitest'
 import { ort } from '../src/index.ts'
 import { lowerSegment } from '../src/lowering/lower-segment.ts'
+import { wholeStorage } from '../src/weight-storage.ts'
 import { type BlockSizes, blockInputs, Flux2SingleBlock } from './flux2-single-block.ts'
 import { normal, requireClose, rotation, segmentOf, TOLERANCE } from './support.ts'
 
@@ -37,7 +38,9 @@ describe('a FLUX.2 single block', () => {
 
   it('moves nothing around its attention', () => {
     const { graph } = traceBlock({ ...SIZES, heads: 8 })
-    const operators = lowerSegment(segmentOf(graph)).nodes.map(({ opType }) => opType)
+    const segment = segmentOf(graph)
+    const storages = segment.parameters.map(({ shape }) => wholeStorage('float32', shape))
+    const operators = lowerSegment(segment, storages).model.nodes.map(({ opType }) => opType)
     const known = operators.filter((operator) => ['Transpose', 'Expand', 'Slice'].includes(operator))
     // Expand makes the scale of the layer norm without weights, at compile time.
     expect(known).toEqual(['Expand'])

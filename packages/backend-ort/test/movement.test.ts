@@ -15,7 +15,7 @@ import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
 import { LOWERING_RULES } from '../src/lowering/lower-segment.ts'
 import type { LoweringContext, LoweringRule, LoweringRules, Operand } from '../src/lowering/rule.ts'
-import { checkOp, normal, requireClose, runSegment, TOLERANCE } from './support.ts'
+import { checkOp, normal, requireClose, runSegment, TOLERANCE, weightOf } from './support.ts'
 
 const size = fc.integer({ min: 0, max: 4 })
 const shapes = fc.array(size, { minLength: 1, maxLength: 4 })
@@ -90,7 +90,7 @@ async function checkShard(blocks: readonly number[], tpDegree: number, rules?: L
   for (let rank = 0; rank < tpDegree; rank++) {
     const { segment } = stepsOf(placed, rank)[0] as { segment: Segment }
     const slice = shardTensor(weight, placement, rank, tpDegree).cast('float32')
-    const [part] = await runSegment(segment, [x, slice], rules)
+    const [part] = await runSegment(segment, [x], [weightOf(slice)], { rules })
     for (const [i, value] of part?.data.entries() ?? []) sum[i] = (sum[i] as number) + Number(value)
   }
   const [expected] = referenceOp('linear', [x, weight], {})

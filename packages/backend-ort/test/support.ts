@@ -17,6 +17,8 @@ import { expect } from 'vitest'
 import { LOWERING_RULES, lowerSegment } from '../src/lowering/lower-segment.ts'
 import type { LoweringRules } from '../src/lowering/rule.ts'
 import { OrtSession } from '../src/session.ts'
+import { rowsShape, type WeightDType } from '../src/weight-storage.ts'
+import { WeightTensor } from '../src/weight-tensor.ts'
 
 /** Relative RMS against float64 that every operation keeps. */
 export const TOLERANCE = 1e-6
@@ -59,18 +61,29 @@ export function rotation(tokens: number, width: number): { readonly cos: Tensor;
   return { cos: table(Math.cos), sin: table(Math.sin) }
 }
 
-/** A graph of one operation whose operands are its inputs. */
-export function graphOf(op: string, operands: readonly TensorType[], attributes: Attributes): Graph {
-  const inputs = operands.map(({ dtype, shape }, id): Value => ({ id, kind: 'input', dtype, shape, name: String(id) }))
+/**
+ * A graph of one operation.
+ *
+ * @param weights - indices of the operands that are parameters; the others are inputs. @default none
+ */
+export function graphOf(
+  op: string,
+  operands: readonly TensorType[],
+  attributes: Attributes,
+  weights: readonly number[] = [],
+): Graph {
+  const values = operands.map(({ dtype, shape }, id): Value => {
+    return { id, kind: weights.includes(id) ? 'parameter' : 'input', dtype, shape, name: String(id) }
+  })
   const outputs = opDefinition(op)
-    .infer(inputs, attributes)
-    .map(({ dtype, shape }, i): Value => ({ id: inputs.length + i, kind: 'result', dtype, shape }))
+    .infer(values, attributes)
+    .map(({ dtype, shape }, i): Value => ({ id: values.length + i, kind: 'result', dtype, shape }))
   return {
     name: op,
-    inputs,
-    parameters: [],
+    inputs: values.filter(({ kind }) => kind === 'input'),
+    parameters: values.filter(({ kind }) => kind === 'parameter'),
     constants: [],
-    nodes: [{ op, inputs, attributes, outputs, path: 'module' }],
+    nodes: [{ op, inputs: values, attributes, outputs, path: 'module' }],
     outputs: Object.fromEntries(outputs.map((value, i) => [String(i), value])),
   }
 }
@@ -82,18 +95,45 @@ export function segmentOf(graph: Graph): Segment {
   return step.segment
 }
 
-/** What a segment computes from its inputs and parameters, in their order. */
+/** How `runSegment` runs. */
+export interface RunOptions {
+  /** @default those of the backend */
+  readonly rules?: LoweringRules | undefined
+  /** @default 1 */
+  readonly threads?: number
+}
+
+/** What a segment computes from its inputs and weights, in their order. */
 export async function runSegment(
   segment: Segment,
-  tensors: readonly Tensor[],
-  rules: LoweringRules = LOWERING_RULES,
+  inputs: readonly Tensor[],
+  weights: readonly WeightTensor[] = [],
+  { rules = LOWERING_RULES, threads = 1 }: RunOptions = {},
 ): Promise<readonly Tensor[]> {
-  const session = await OrtSession.create(lowerSegment(segment, rules), { threads: 1 })
+  const storages = weights.map(({ layout }) => layout)
+  const { model, weightInputs } = lowerSegment(segment, storages, rules)
+  const session = await OrtSession.create(model, { threads })
   try {
-    return await session.run(tensors)
+    const rows = weightInputs.map(({ parameter, start, end }) => (weights[parameter] as WeightTensor).rows(start, end))
+    return await session.run([...inputs, ...rows])
   } finally {
     await session.release()
   }
+}
+
+/** A weight in memory, of consecutive pieces. @param pieces - rows of each. @default all */
+export function weightOf(tensor: Tensor, pieces: readonly number[] = [tensor.shape[0] ?? 1]): WeightTensor {
+  const { shape, data } = tensor
+  const dtype = tensor.dtype as WeightDType
+  const width = sizeOf(shape.slice(1))
+  let end = 0
+  const parts = pieces.map((rows) => {
+    const start = end
+    end += rows
+    const part = (data as Float32Array | Uint16Array).slice(start * width, end * width)
+    return new Tensor(dtype, rowsShape(shape, rows), part)
+  })
+  return new WeightTensor({ pieces: parts, shape })
 }
 
 /** One operation on concrete operands. */
@@ -108,7 +148,7 @@ export interface OpCase {
 
 /** Fails unless the rules compute a case as float64 does. */
 export async function checkOp({ op, inputs, attributes, isExact }: OpCase, rules?: LoweringRules): Promise<void> {
-  const results = await runSegment(segmentOf(graphOf(op, inputs, attributes)), inputs, rules)
+  const results = await runSegment(segmentOf(graphOf(op, inputs, attributes)), inputs, [], { rules })
   const expected = referenceOp(op, inputs, attributes)
   expect(results.length).toBe(expected.length)
   for (const [i, result] of results.entries()) requireClose(result, expected[i] as Tensor, isExact ? 0 : TOLERANCE)

@@ -73,12 +73,13 @@ function loadPipeline(
 
 /** Weight bytes of every rank, known to all of them. */
 async function gatherWeights(group: ProcessGroup, report: LoadReport): Promise<RankWeights> {
-  const own = new Tensor('float64', [1, 2], Float64Array.of(report.localBytes, report.readBytes))
+  const own = new Tensor('float64', [1, 3], Float64Array.of(report.localBytes, report.readBytes, report.mappedBytes))
   const { data } = await group.collectives.allGather(own)
   const ranks = Array.from({ length: group.worldSize }, (_, rank) => ({
     rank,
-    localBytes: Number(data[2 * rank]),
-    readBytes: Number(data[2 * rank + 1]),
+    localBytes: Number(data[3 * rank]),
+    readBytes: Number(data[3 * rank + 1]),
+    mappedBytes: Number(data[3 * rank + 2]),
   }))
   return { fullBytes: report.fullBytes, ranks }
 }

@@ -3,7 +3,14 @@ import { megabytes } from './progress.ts'
 /** Bytes of the transformer's weights, in the dtypes of the checkpoint. */
 export interface RankWeights {
   readonly fullBytes: number
-  readonly ranks: readonly { readonly rank: number; readonly localBytes: number; readonly readBytes: number }[]
+  readonly ranks: readonly {
+    readonly rank: number
+    readonly localBytes: number
+    /** Read into memory of the rank. */
+    readonly readBytes: number
+    /** Left in the mapped file, which the ranks of a machine share. */
+    readonly mappedBytes: number
+  }[]
 }
 
 /** What a generation did; `rankwise generate --json` prints it as it is. */
@@ -23,9 +30,9 @@ export interface GenerationSummary {
 /** The summary for people. */
 export function formatSummary({ out, width, height, backend, ranks, seconds, transformer }: GenerationSummary): string {
   const { fullBytes } = transformer
-  const shares = transformer.ranks.map(({ rank, localBytes, readBytes }) => {
+  const shares = transformer.ranks.map(({ rank, localBytes, readBytes, mappedBytes }) => {
     const share = ((100 * localBytes) / fullBytes).toFixed(1)
-    return `  rank ${rank}: ${megabytes(localBytes)} of ${megabytes(fullBytes)} MB transformer weights (${share} %), ${megabytes(readBytes)} MB read`
+    return `  rank ${rank}: ${megabytes(localBytes)} of ${megabytes(fullBytes)} MB transformer weights (${share} %), ${megabytes(readBytes)} MB read, ${megabytes(mappedBytes)} MB mapped`
   })
   return [
     `${out}: ${width} x ${height} pixels on ${ranks} ${ranks === 1 ? 'rank' : 'ranks'} (${backend})`,

@@ -27,9 +27,15 @@ const REPORT_BYTES = 2048
  * wait for the last. Where one rank fails or is aborted, `load` is aborted on the others, through the signal that it is
  * given, and what they have loaded is freed.
  *
- * Ranks ask each other all the time, from the call on, so every rank has to call it as soon as it has a group and to
- * leave everything that can fail to `load`; and neither `load` nor anyone else may use the group meanwhile. Loads of
- * one group that are begun at the same time, in the same order on all ranks, run one after the other.
+ * Ranks ask each other all the time, from the call on. So every rank calls it as soon as it has a group and leaves
+ * everything that can fail to `load`; and neither `load` nor anyone else uses the group meanwhile. What has to use it,
+ * such as opening a repository that rank 0 names the commit of, ends before the call, and fails in `load`:
+ *
+ *     const opening = openPretrained(id, { collectives })
+ *     await opening.catch(() => {})
+ *     return loadTogether(async (signal) => load(await opening, signal), { collectives, signal, release })
+ *
+ * Loads of one group that are begun at the same time, in the same order on all ranks, run one after the other.
  *
  * @param load - gets a signal that is aborted with this rank's own and when another rank fails
  * @throws what `load` threw on this rank; `LOAD_FAILED_ELSEWHERE` with the number, the code and the message of the

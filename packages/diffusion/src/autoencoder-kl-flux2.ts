@@ -105,8 +105,9 @@ export class AutoencoderKLFlux2 extends ModelMixin {
    * @throws RankwiseError `MODEL_NOT_LOADED`, and those of the backend
    */
   async latentStatistics(dtype: LatentDType = 'float32'): Promise<LatentStatistics> {
-    const mean = (await this.weight('bn.running_mean')) as Tensor<LatentDType>
-    const variance = (await this.weight('bn.running_var')) as Tensor<LatentDType>
+    // In the dtype of the model: a backend may hold weights in that of the file, and the root is rounded to it.
+    const mean = (await this.weight('bn.running_mean')).cast(this.dtype) as Tensor<LatentDType>
+    const variance = (await this.weight('bn.running_var')).cast(this.dtype) as Tensor<LatentDType>
     return latentStatistics(mean, variance, this.config.batchNormEps, dtype)
   }
 

@@ -1,14 +1,17 @@
-import { type Node, RankwiseError, type Segment, sizeOf, type Value } from '@rankwise/core'
-import { hostDType } from '../host-dtype.ts'
+import { type DType, type Node, RankwiseError, type Segment, type Shape, sizeOf, type Value } from '@rankwise/core'
+import { hostDType, requireFloat32 } from '../host-dtype.ts'
 import type { OnnxModel, OnnxValueInfo } from '../onnx/model.ts'
 import { OnnxBuilder } from '../onnx/onnx-builder.ts'
+import { rowsShape, type WeightStorage } from '../weight-storage.ts'
 import { attentionRules } from './attention.ts'
 import { elementwiseRules } from './elementwise.ts'
 import { linearRules } from './linear.ts'
 import { movementRules } from './movement.ts'
 import { normRules } from './norm.ts'
-import type { LoweringRule, LoweringRules, Result } from './rule.ts'
+import { ValueOperand, WeightOperand } from './operand.ts'
+import type { Lowered, LoweringRule, LoweringRules, Operand, Result } from './rule.ts'
 import { spatialRules } from './spatial.ts'
+import type { Rows } from './tiles.ts'
 
 /** How every operation of `@rankwise/core` but `all_reduce` runs on ORT; that one never reaches a backend. */
 export const LOWERING_RULES: LoweringRules = {
@@ -20,43 +23,80 @@ export const LOWERING_RULES: LoweringRules = {
   ...spatialRules,
 }
 
+/** Rows of one weight of a segment. */
+export interface WeightRows extends Rows {
+  /** Index of the weight in `segment.parameters`. */
+  readonly parameter: number
+}
+
+/** A segment as an ONNX graph. */
+export interface LoweredSegment {
+  /** Its inputs are the segment's, then the `weightInputs`; its outputs are the segment's, in their order. */
+  readonly model: OnnxModel
+  readonly weightInputs: readonly WeightRows[]
+}
+
 /**
- * A segment as an ONNX graph. Its inputs are the segment's inputs, then its parameters; its outputs are the segment's,
- * in their order.
+ * Lowers a segment to an ONNX graph.
  *
+ * @param storages - of the segment's parameters
  * @throws RankwiseError `OP_UNSUPPORTED` with the module path, `DTYPE_UNSUPPORTED`
  */
-export function lowerSegment(segment: Segment, rules: LoweringRules = LOWERING_RULES): OnnxModel {
-  return new SegmentLowering(segment, rules).run()
+export function lowerSegment(
+  segment: Segment,
+  storages: readonly WeightStorage[],
+  rules: LoweringRules = LOWERING_RULES,
+): LoweredSegment {
+  return new SegmentLowering(segment, storages, rules).run()
 }
 
 class SegmentLowering {
   readonly #segment: Segment
+  readonly #storages: readonly WeightStorage[]
   readonly #rules: LoweringRules
   readonly #onnx = new OnnxBuilder()
-  /** Where the value with an id is in the ONNX graph. */
-  readonly #names = new Map<number, string>()
+  /** By the id of the segment's value. */
+  readonly #operands = new Map<number, Operand>()
+  /** By the name of the input. */
+  readonly #weightInputs = new Map<string, WeightRows>()
   readonly #used: ReadonlySet<number>
 
-  constructor(segment: Segment, rules: LoweringRules) {
+  constructor(segment: Segment, storages: readonly WeightStorage[], rules: LoweringRules) {
     this.#segment = segment
+    this.#storages = storages
     this.#rules = rules
     this.#used = usedValues(segment)
   }
 
-  run(): OnnxModel {
+  run(): LoweredSegment {
     const { inputs, parameters, constants, nodes, outputs, key } = this.#segment
-    this.#declare('input', inputs)
-    this.#declare('parameter', parameters)
-    for (const value of constants) this.#names.set(value.id, this.#constant(value))
+    for (const [i, value] of inputs.entries()) this.#set(value, this.#onnx.input(valueInfo(value, `input_${i}`)))
+    for (const [i, value] of parameters.entries()) this.#operands.set(value.id, this.#weight(i, value))
+    for (const value of constants) this.#set(value, this.#constant(value))
     for (const node of nodes) this.#lower(node)
-    return this.#onnx.build(key, this.#outputs(outputs))
+    return { model: this.#onnx.build(key, this.#outputs(outputs)), weightInputs: [...this.#weightInputs.values()] }
   }
 
-  #declare(kind: string, values: readonly Value[]): void {
-    for (const [i, value] of values.entries()) {
-      this.#names.set(value.id, this.#onnx.input(valueInfo(value, `${kind}_${i}`)))
-    }
+  #weight(parameter: number, value: Value): Operand {
+    const { dtype, shape, name = `parameter ${parameter}` } = value
+    requireFloat32(dtype, name)
+    if (sizeOf(shape) === 0) return new ValueOperand(this.#onnx, value, this.#empty(dtype, shape, name))
+    const storage = this.#storages[parameter] as WeightStorage
+    return new WeightOperand(this.#onnx, shape, storage, (rows) => this.#weightInput({ parameter, ...rows }))
+  }
+
+  #weightInput(rows: WeightRows): string {
+    const { parameter, start, end } = rows
+    const name = `parameter_${parameter}[${start}:${end}]`
+    if (this.#weightInputs.has(name)) return name
+    this.#weightInputs.set(name, rows)
+    const { shape } = this.#segment.parameters[parameter] as Value
+    const { dtype } = this.#storages[parameter] as WeightStorage
+    return this.#onnx.input({
+      name,
+      dtype: dtype === 'float32' ? dtype : 'uint16',
+      shape: rowsShape(shape, end - start),
+    })
   }
 
   #constant({ id, dtype, shape, data }: Value): string {
@@ -64,12 +104,16 @@ class SegmentLowering {
     return this.#onnx.constant(hostDType(dtype, `constant ${id}`), shape, data.data)
   }
 
+  #empty(dtype: DType, shape: Shape, where: string): string {
+    return this.#onnx.constant(hostDType(dtype, where), shape, new Uint8Array())
+  }
+
   #lower(node: Node): void {
     const rule = this.#rule(node)
     const outputs = node.outputs.map((value) => ({ ...value, isUsed: this.#used.has(value.id) }))
     if (!outputs.some(({ isUsed }) => isUsed)) return
-    const names = this.#onnx.within(node.path, () => this.#emit(rule, node, outputs))
-    for (const [i, { id }] of outputs.entries()) this.#names.set(id, names[i] as string)
+    const lowered = this.#onnx.within(node.path, () => this.#emit(rule, node, outputs))
+    for (const [i, value] of node.outputs.entries()) this.#set(value, lowered[i] as Lowered)
   }
 
   #rule({ op, path }: Node): LoweringRule {
@@ -81,14 +125,12 @@ class SegmentLowering {
     })
   }
 
-  #emit(rule: LoweringRule, node: Node, outputs: readonly Result[]): readonly string[] {
+  #emit(rule: LoweringRule, node: Node, outputs: readonly Result[]): readonly Lowered[] {
     // Not all of ORT's kernels take tensors without elements; what has none needs no kernel.
     if (outputs.every(({ isUsed, shape }) => !isUsed || sizeOf(shape) === 0)) {
-      return outputs.map(({ dtype, shape }) =>
-        this.#onnx.constant(hostDType(dtype, node.path), shape, new Uint8Array()),
-      )
+      return outputs.map(({ dtype, shape }) => this.#empty(dtype, shape, node.path))
     }
-    const inputs = node.inputs.map((value) => ({ ...value, name: this.#name(value) }))
+    const inputs = node.inputs.map((value) => this.#operand(value))
     return rule({ onnx: this.#onnx, attributes: node.attributes as never, outputs }, ...inputs)
   }
 
@@ -96,17 +138,21 @@ class SegmentLowering {
   #outputs(values: readonly Value[]): readonly OnnxValueInfo[] {
     const taken = new Set<string>()
     return values.map((value) => {
-      const name = this.#name(value)
+      const { name } = this.#operand(value)
       const own = taken.has(name) ? this.#onnx.op('Identity', [name]) : name
       taken.add(own)
       return valueInfo(value, own)
     })
   }
 
-  #name({ id }: Value): string {
-    const name = this.#names.get(id)
-    if (name === undefined) throw new RankwiseError('GRAPH_ORDER', `value ${id} is used before it is computed`)
-    return name
+  #set(value: Value, lowered: Lowered): void {
+    this.#operands.set(value.id, new ValueOperand(this.#onnx, value, lowered))
+  }
+
+  #operand({ id }: Value): Operand {
+    const operand = this.#operands.get(id)
+    if (operand === undefined) throw new RankwiseError('GRAPH_ORDER', `value ${id} is used before it is computed`)
+    return operand
   }
 }
 

@@ -1,6 +1,6 @@
 import { sizeOf } from '@rankwise/core'
 import type { OnnxBuilder } from '../onnx/onnx-builder.ts'
-import type { LoweringContext, LoweringRules, Operand } from './rule.ts'
+import type { Lowered, LoweringContext, LoweringRules, Operand, Part, Parts } from './rule.ts'
 
 function reshape({ onnx, outputs: [result] }: LoweringContext<object>, x: Operand): readonly string[] {
   return [onnx.reshape(x.name, result?.shape ?? [])]
@@ -15,21 +15,38 @@ function transpose(
 
 type SplitAttributes = { readonly dim: number; readonly sizes: readonly number[] }
 
-/** Pieces that nothing reads are not copied. */
-function split({ onnx, attributes, outputs }: LoweringContext<SplitAttributes>, x: Operand): readonly string[] {
+/** Pieces that nothing reads are not copied, and neither is what is in parts already, where a piece has whole ones. */
+function split({ onnx, attributes, outputs }: LoweringContext<SplitAttributes>, x: Operand): readonly Lowered[] {
   const { dim, sizes } = attributes
-  if (outputs.every(({ isUsed }) => isUsed)) {
+  const isInParts = x.parts.parts.length > 1 && x.parts.dim === dim
+  if (!isInParts && outputs.every(({ isUsed }) => isUsed)) {
     return onnx.ops('Split', [x.name, onnx.integers(sizes)], { axis: { i: dim } }, sizes.length)
   }
   const starts = sizes.map((_, i) => sizes.slice(0, i).reduce((sum, size) => sum + size, 0))
   return outputs.map(({ isUsed }, i) => {
-    const start = starts[i] as number
-    return isUsed ? slice(onnx, x, dim, start, start + (sizes[i] as number)) : ''
+    const [start, size] = [starts[i], sizes[i]] as [number, number]
+    if (!isUsed) return ''
+    return isInParts && size > 0
+      ? sliceParts(onnx, x.parts, start, start + size)
+      : slice(onnx, x.name, dim, start, start + size)
   })
 }
 
-function slice(onnx: OnnxBuilder, x: Operand, dim: number, start: number, end: number): string {
-  return onnx.op('Slice', [x.name, onnx.integers([start]), onnx.integers([end]), onnx.integers([dim])])
+/** Elements `start` to `end` of a value in parts, in parts as well. */
+function sliceParts(onnx: OnnxBuilder, { dim, parts }: Parts, start: number, end: number): Parts {
+  const slices: Part[] = []
+  let first = 0
+  for (const { name, size } of parts) {
+    const [from, to] = [Math.max(start - first, 0), Math.min(end - first, size)]
+    if (to - from === size) slices.push({ name, size })
+    else if (from < to) slices.push({ name: slice(onnx, name, dim, from, to), size: to - from })
+    first += size
+  }
+  return { dim, parts: slices }
+}
+
+function slice(onnx: OnnxBuilder, x: string, dim: number, start: number, end: number): string {
+  return onnx.op('Slice', [x, onnx.integers([start]), onnx.integers([end]), onnx.integers([dim])])
 }
 
 function concat(
@@ -51,7 +68,7 @@ type ShardAttributes = { readonly dim: number; readonly starts: readonly number[
 /** The index ranges of one rank along `dim`, joined. */
 function shard({ onnx, attributes }: LoweringContext<ShardAttributes>, x: Operand): readonly string[] {
   const { dim, starts, ends } = attributes
-  const pieces = starts.map((start, i) => slice(onnx, x, dim, start, ends[i] as number))
+  const pieces = starts.map((start, i) => slice(onnx, x.name, dim, start, ends[i] as number))
   return pieces.length === 1 ? pieces : [onnx.op('Concat', pieces, { axis: { i: dim } })]
 }
 

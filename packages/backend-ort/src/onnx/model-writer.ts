@@ -8,14 +8,14 @@ import {
   type OnnxValueInfo,
 } from './model.ts'
 
-// Field numbers and enum values are those of onnx.proto (ONNX 1.18, https://github.com/onnx/onnx/blob/v1.18.0/onnx/onnx.proto).
+// Field numbers and enum values are those of onnx.proto (ONNX 1.21, https://github.com/onnx/onnx/blob/v1.21.0/onnx/onnx.proto).
 
-/** The first IR version that allows opset 23. */
-const IR_VERSION = 11
+/** The first IR version that allows opset 26. */
+const IR_VERSION = 13
 
-/** RMSNormalization and RotaryEmbedding are standard operators since opset 23. */
+/** BitCast is a standard operator since opset 26; RMSNormalization and RotaryEmbedding are since 23. */
 const OPSETS = [
-  { domain: '', version: 23 },
+  { domain: '', version: 26 },
   { domain: 'com.microsoft', version: 1 },
 ]
 

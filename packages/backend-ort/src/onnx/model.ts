@@ -1,7 +1,16 @@
 import type { Shape } from '@rankwise/core'
 
 /** Element types that the graphs use, and their numbers in `TensorProto.DataType` of onnx.proto. */
-export const ELEMENT_TYPES = { float32: 1, int32: 6, int64: 7, bool: 9, float64: 11 } as const
+export const ELEMENT_TYPES = {
+  float32: 1,
+  uint16: 4,
+  int32: 6,
+  int64: 7,
+  bool: 9,
+  float16: 10,
+  float64: 11,
+  bfloat16: 16,
+} as const
 
 export type OnnxDType = keyof typeof ELEMENT_TYPES
 

@@ -6,12 +6,30 @@ export class OnnxBuilder {
   readonly #inputs: OnnxValueInfo[] = []
   readonly #initializers = new Map<string, OnnxInitializer>()
   readonly #nodes: OnnxNode[] = []
+  readonly #earlyNodes: OnnxNode[] = []
   #path = ''
+  #isEarly = false
 
   /** Emits the nodes of `body` as part of the module at `path`. */
   within<T>(path: string, body: () => T): T {
     this.#path = path
     return body()
+  }
+
+  /**
+   * Puts the nodes of `body` before all others, because ORT runs a node's operands last one first (it walks back from the
+   * results, and from a node first to the operand with the highest number). A cast of a weight that came after the `x` it
+   * is multiplied with would run before everything that `x` is computed from, and its float32 would be kept meanwhile:
+   * one for every layer of a segment.
+   */
+  early<T>(body: () => T): T {
+    const outer = this.#isEarly
+    this.#isEarly = true
+    try {
+      return body()
+    } finally {
+      this.#isEarly = outer
+    }
   }
 
   input(info: OnnxValueInfo): string {
@@ -33,9 +51,10 @@ export class OnnxBuilder {
   ops(operator: string, inputs: readonly string[], attributes: OnnxAttributes, count: number): readonly string[] {
     const dot = operator.lastIndexOf('.')
     const opType = operator.slice(dot + 1)
-    const name = `${this.#path || '(model)'}/${opType}_${this.#nodes.length}`
+    const nodes = this.#isEarly ? this.#earlyNodes : this.#nodes
+    const name = `${this.#path || '(model)'}/${opType}_${this.#nodes.length + this.#earlyNodes.length}`
     const outputs = Array.from({ length: count }, (_, i) => `${name}:${i}`)
-    this.#nodes.push({
+    nodes.push({
       name,
       path: this.#path,
       opType,
@@ -83,7 +102,7 @@ export class OnnxBuilder {
       name,
       inputs: this.#inputs,
       initializers: [...this.#initializers.values()],
-      nodes: this.#nodes,
+      nodes: [...this.#earlyNodes, ...this.#nodes],
       outputs,
     }
   }
