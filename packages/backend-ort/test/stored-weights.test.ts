@@ -1,4 +1,17 @@
-import { type Attributes, castData, partition, type Segment, stepsOf, Tensor, trace } from '@rankwise/core'
+import {
+  type Attributes,
+  castData,
+  embedding,
+  linear,
+  Module,
+  Parameter,
+  partition,
+  type Segment,
+  stepsOf,
+  Tensor,
+  type TracedTensor,
+  trace,
+} from '@rankwise/core'
 import { referenceOp } from '@rankwise/core/reference'
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
@@ -141,6 +154,26 @@ describe('weights in several pieces', () => {
     }
   })
 
+  it('are rows of a table and a projection at once', async () => {
+    const table = normal([600, 8], 9).cast('bfloat16')
+    const model = new Tied()
+    const ids = Tensor.int32([4], [599, 0, 300, 299])
+    const segment = segmentOf(trace('tied', model, { ids }, (traced) => ({ y: model.call(traced.ids) })))
+    const expected = await runSegment(segment, [ids], [asFloat32(table)])
+    for (const pieces of [[600], [300, 300], [1, 599]]) {
+      requireSameBits(await runSegment(segment, [ids], [weightOf(table, pieces)]), expected)
+    }
+  })
+
+  it('are looked up before they are cast', () => {
+    const segment = segmentOf(graphOf('embedding', [Tensor.int32([2], [0, 1]), normal([5, 3], 0)], {}, [1]))
+    for (const pieces of [[5], [2, 3]]) {
+      const { nodes } = lowerSegment(segment, [{ dtype: 'bfloat16', pieces }]).model
+      const operators = nodes.map(({ opType }) => opType)
+      expect(operators.slice(operators.indexOf('Gather'))).toEqual(['Gather', 'BitCast', 'Cast'])
+    }
+  })
+
   it('name the module of a lookup that fails', async () => {
     const table = normal([5, 3], 0).cast('bfloat16')
     for (const id of [5, -1]) {
@@ -150,6 +183,15 @@ describe('weights in several pieces', () => {
     }
   })
 })
+
+/** A token embedding whose table also projects to the vocabulary. */
+class Tied extends Module {
+  readonly weight = new Parameter([600, 8])
+
+  override forward(ids: TracedTensor): TracedTensor {
+    return linear(embedding(ids, this.weight), this.weight)
+  }
+}
 
 const WIDE = { rows: 2000, width: 3072 }
 const wide = normal([WIDE.rows, WIDE.width], 5, { deviation: WIDE.width ** -0.5 }).cast('bfloat16')
