@@ -22,6 +22,12 @@ export interface RunOptions {
   readonly signal?: AbortSignal | undefined
 }
 
+/** What runs a segment: an executable, which others may share, on weights of its own. */
+interface BoundSegment {
+  readonly executable: Executable
+  readonly weights: readonly DeviceTensor[]
+}
+
 type AllReduceStep = Extract<Step, { kind: 'all_reduce' }>
 
 /** Runs one rank's part of a placed graph: segments on the backend, all-reduces between them. */
@@ -32,6 +38,7 @@ export class GraphExecutor {
   /** For every step, the values that no later step uses. */
   readonly #released: readonly (readonly number[])[]
   readonly #executables = new Map<string, Executable>()
+  readonly #bound = new Map<Segment, BoundSegment>()
 
   private constructor(graph: PlacedGraph, options: ExecutorOptions) {
     this.#graph = graph
@@ -94,6 +101,7 @@ export class GraphExecutor {
 
   /** Frees the executables; idempotent. */
   async dispose(): Promise<void> {
+    this.#bound.clear()
     for (const executable of this.#executables.values()) await executable.dispose()
     this.#executables.clear()
   }
@@ -102,17 +110,18 @@ export class GraphExecutor {
   async #compile(segment: Segment): Promise<void> {
     const weights = this.#weightsOf(segment)
     const key = executableKey(segment, weights)
-    if (!this.#executables.has(key)) this.#executables.set(key, await this.#options.backend.compile(segment, weights))
+    const executable = this.#executables.get(key) ?? (await this.#options.backend.compile(segment, weights))
+    this.#executables.set(key, executable)
+    this.#bound.set(segment, { executable, weights })
   }
 
   async #runSegment(segment: Segment, values: Map<number, DeviceTensor>): Promise<void> {
-    const weights = this.#weightsOf(segment)
-    const executable = this.#executables.get(executableKey(segment, weights))
-    if (executable === undefined) {
+    const bound = this.#bound.get(segment)
+    if (bound === undefined) {
       throw new RankwiseError('EXECUTOR_DISPOSED', 'the model was disposed', { where: this.#graph.name })
     }
     const inputs = segment.inputs.map((input) => tensorAt(values, input.id))
-    const outputs = await executable.run(inputs, weights)
+    const outputs = await bound.executable.run(inputs, bound.weights)
     for (const [i, output] of segment.outputs.entries()) values.set(output.id, outputs[i] as DeviceTensor)
   }
 

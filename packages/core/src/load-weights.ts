@@ -27,10 +27,7 @@ export interface LoadWeightsOptions {
   readonly dtype: DType
   readonly component: string
   readonly ignored: readonly RegExp[]
-  /**
-   * Parameters that are the same weight as another, by name: a checkpoint may have the tensor under either name, or
-   * under both. @default none
-   */
+  /** As `ModelClass.tiedWeights`. */
   readonly tied?: Readonly<Record<string, string>>
   readonly signal: AbortSignal | undefined
   /** Called after every weight. */

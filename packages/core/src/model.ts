@@ -9,7 +9,7 @@ import { ExecutorCache } from './executor-cache.ts'
 import type { Graph } from './graph.ts'
 import { type FileSelection, type HubRepository, openWeights as openHubWeights, openPretrained } from './hub/index.ts'
 import { loadTogether } from './load-agreement.ts'
-import { type LoadedWeights, type LoadReport, loadWeights } from './load-weights.ts'
+import { type LoadedWeights, type LoadReport, type LoadWeightsOptions, loadWeights } from './load-weights.ts'
 import { Module } from './module.ts'
 import type { TensorParallelConfig } from './parallel-config.ts'
 import { partition } from './partition.ts'
@@ -34,6 +34,11 @@ export interface ModelClass<M extends ModelMixin> extends PlannedClass {
   readonly weightsName?: string
   /** Weights that a checkpoint may have and this class does not use. */
   readonly ignoredWeights?: readonly RegExp[]
+  /**
+   * Parameters that are the same weight as another, by name: a checkpoint may have the tensor under either name, or
+   * under both. @default none
+   */
+  readonly tiedWeights?: LoadWeightsOptions['tied']
   /** Builds the model without weights. @throws RankwiseError `CONFIG_INVALID` */
   fromConfig(config: unknown): M
 }
@@ -91,12 +96,13 @@ export abstract class ModelMixin extends Module implements PlannedModel {
     options: FromPretrainedOptions,
   ): Promise<M> {
     checkOptions(this.name, options)
-    checkDtype(this.name, options.backend, options.dtype ?? DEFAULT_DTYPE)
     const collectives = joinedCollectives(options.parallelConfig?.tpDegree ?? 1)
     // Ranks agree on the commit before they load, since a branch may move on meanwhile.
     const hub = { ...hubOptionsOf(options), signal: options.signal, collectives }
-    const repository = await openPretrained(pathOrId, hub)
-    const load = (signal: AbortSignal) => loadModel(this, repository ?? pathOrId, { ...options, signal })
+    const opening = openPretrained(pathOrId, hub)
+    // Where it fails, it fails in the load: the other ranks hear of that.
+    await opening.catch(() => {})
+    const load = async (signal: AbortSignal) => loadModel(this, (await opening) ?? pathOrId, { ...options, signal })
     const { model, runtime } = await loadTogether(load, {
       collectives,
       signal: options.signal,
@@ -259,7 +265,6 @@ export abstract class ModelMixin extends Module implements PlannedModel {
 }
 
 const DEFAULT_WEIGHTS_NAME = 'diffusion_pytorch_model'
-const DEFAULT_DTYPE = 'float32'
 
 /** Everything of a load that can fail on one rank alone. */
 async function loadModel<M extends ModelMixin>(
@@ -267,7 +272,8 @@ async function loadModel<M extends ModelMixin>(
   place: string | HubRepository,
   options: FromPretrainedOptions,
 ): Promise<{ readonly model: M; readonly runtime: Runtime }> {
-  const { subfolder = '', backend, dtype = DEFAULT_DTYPE, parallelConfig, onProgress, signal } = options
+  const { subfolder = '', backend, dtype = 'float32', parallelConfig, onProgress, signal } = options
+  checkDtype(type.name, backend, dtype)
   const tpDegree = parallelConfig?.tpDegree ?? 1
   const weightsName = type.weightsName ?? DEFAULT_WEIGHTS_NAME
   const directory = join(
@@ -293,6 +299,7 @@ async function loadModel<M extends ModelMixin>(
     dtype,
     component: subfolder || type.name,
     ignored: type.ignoredWeights ?? [],
+    tied: type.tiedWeights ?? {},
     signal,
     onProgress,
   })

@@ -1,10 +1,10 @@
-import { throwIfAborted } from './abort.ts'
-import type { Backend, DeviceTensor } from './backend.ts'
+import type { Backend } from './backend.ts'
 import type { DType } from './dtype.ts'
 import type { LoadedWeights, LoadProgress } from './load-weights.ts'
 import { MemoryWeights } from './memory-weights.ts'
 import { shardSlices } from './placement.ts'
 import type { ParameterPlacements } from './plan.ts'
+import { loadShards } from './shard-loads.ts'
 
 /** Options of `enableParallelism`. */
 export interface SplitOptions {
@@ -41,19 +41,9 @@ export async function splitWeights(
     return slices === undefined ? [] : [memory.source(name, slices)]
   })
   const totalBytes = sources.reduce((sum, { byteLength }) => sum + byteLength, 0)
-  const shards = new Map<string, DeviceTensor>()
-  let loadedBytes = 0
-  try {
-    for (const source of sources) {
-      throwIfAborted(signal, component)
-      shards.set(source.name, await backend.loadShard(source, { dtype, signal }))
-      loadedBytes += source.byteLength
-      onProgress?.({ component, loadedBytes, totalBytes })
-    }
-  } catch (error) {
-    for (const shard of shards.values()) shard.dispose()
-    throw error
-  }
+  const onLoaded = (loadedBytes: number) => onProgress?.({ component, loadedBytes, totalBytes })
+  const loaded = await loadShards(sources, { backend, dtype, signal, onLoaded })
+  const shards = loaded.map(({ source, weight }) => [source.name, weight] as const)
   const wholeBytes = sources.reduce((sum, { name }) => sum + (memory.tensors.get(name)?.byteLength ?? 0), 0)
   const localBytes = whole.report.localBytes - wholeBytes + totalBytes
   return { weights: new Map([...weights, ...shards]), report: { ...whole.report, localBytes } }

@@ -2,7 +2,7 @@ import { mkdtemp, readdir, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import { readSafetensors, Tensor, TensorParallelConfig, writeSafetensors } from '../src/index.ts'
+import { Linear, ModuleList, readSafetensors, Tensor, TensorParallelConfig, writeSafetensors } from '../src/index.ts'
 import { ReferenceBackend } from '../src/reference/index.ts'
 import { Mlp, mlpWeights } from './mlp-model.ts'
 
@@ -22,7 +22,31 @@ beforeEach(async () => {
 })
 afterEach(() => rm(root, { recursive: true }))
 
+/** Its layers have one weight, which checkpoints have under the name of the first. */
+class TiedMlp extends Mlp {
+  static readonly tiedWeights = { 'layers.1.weight': 'layers.0.weight' }
+  override readonly layers = new ModuleList([new Linear(4, 4), new Linear(4, 4)])
+
+  static override fromConfig(): TiedMlp {
+    return new TiedMlp()
+  }
+}
+
 describe('savePretrained', () => {
+  it('writes tied weights under both names, split or not', async () => {
+    const bias = Tensor.float32([4], [1, 2, 3, 4])
+    const weight = Tensor.float32([4, 4], Array.from({ length: 16 }, Math.sin))
+    const stored = { 'layers.0.weight': weight, 'layers.0.bias': bias, 'layers.1.bias': bias }
+    await writeSafetensors(join(original, 'diffusion_pytorch_model.safetensors'), new Map(Object.entries(stored)))
+    const model = await TiedMlp.fromPretrained(original, { backend })
+    await model.savePretrained(join(root, 'saved'))
+    const saved = await readSafetensors(join(root, 'saved', 'diffusion_pytorch_model.safetensors'))
+    expect(saved).toEqual(new Map(Object.entries({ ...stored, 'layers.1.weight': weight })))
+    const whole = await model.run(x)
+    await model.enableParallelism(new TensorParallelConfig({ tpDegree: 1 }))
+    expect(await model.run(x)).toEqual(whole)
+  })
+
   it.each([
     ['one file', undefined, ['config.json', 'diffusion_pytorch_model.safetensors']],
     [

@@ -2,27 +2,30 @@ import {
   type Backend,
   type DType,
   type FromHubOptions,
+  type HubRepository,
   hubOptionsOf,
+  joinedCollectives,
   type LoadProgress,
+  loadTogether,
+  openPretrained,
+  readConfig,
   type TensorParallelConfig,
 } from '@rankwise/core'
 import {
   AutoencoderKLFlux2,
-  type FlowMatchEulerDiscreteScheduler,
+  FlowMatchEulerDiscreteScheduler,
+  parseWith,
   Qwen3ForCausalLM,
-  type Tokenizer,
+  Tokenizer,
 } from '@rankwise/diffusion'
+import { z } from 'zod'
 import { Flux2Transformer2DModel } from './transformer.ts'
 
-/** The three models, each on its backend. */
-export interface Flux2KleinModels {
+/** Everything a klein pipeline is made of; each model is on its backend. */
+export interface Flux2KleinComponents {
   readonly transformer: Flux2Transformer2DModel
   readonly textEncoder: Qwen3ForCausalLM
   readonly vae: AutoencoderKLFlux2
-}
-
-/** Everything a klein pipeline is made of. */
-export interface Flux2KleinComponents extends Flux2KleinModels {
   readonly tokenizer: Tokenizer
   readonly scheduler: FlowMatchEulerDiscreteScheduler
   /** Whether the model was distilled to few steps and takes no guidance. */
@@ -42,36 +45,84 @@ export interface Flux2KleinFromPretrainedOptions extends Partial<Flux2KleinCompo
   readonly onProgress?: (progress: LoadProgress) => void
 }
 
-/** Loads the models that are not given; when one fails, those loaded before are freed again. */
-export async function loadModels(
+/** What is read at once; the models fetch their own parts. */
+const SMALL_PARTS = { files: ['model_index.json'], folders: ['scheduler', 'tokenizer'], weights: false }
+
+const modelIndexSchema = z.looseObject({
+  _class_name: z.literal('Flux2KleinPipeline'),
+  is_distilled: z.boolean().default(false),
+})
+
+/**
+ * Loads what is not given, on all ranks that the transformer is split over or on none; when a part fails, those loaded
+ * before are freed again.
+ */
+export async function loadComponents(
   pathOrId: string,
   options: Flux2KleinFromPretrainedOptions,
-): Promise<Flux2KleinModels> {
-  const { backend, dtype, parallelConfig, signal, onProgress } = options
-  const common = {
-    ...hubOptionsOf(options),
-    backend,
-    ...(dtype === undefined ? {} : { dtype }),
-    ...(signal === undefined ? {} : { signal }),
-    ...(onProgress === undefined ? {} : { onProgress }),
-  }
-  const split = parallelConfig === undefined ? common : { ...common, parallelConfig }
+): Promise<Flux2KleinComponents> {
+  const { parallelConfig, signal } = options
+  const collectives = joinedCollectives(parallelConfig?.tpDegree ?? 1)
+  const opening = openPretrained(pathOrId, { ...hubOptionsOf(options), signal, collectives })
+  // Where it fails, it fails in the load: the other ranks hear of that.
+  await opening.catch(() => {})
   const loaded: AsyncDisposable[] = []
   const own = <M extends AsyncDisposable>(model: M): M => {
     loaded.push(model)
     return model
   }
+  const release = async () => {
+    for (const model of loaded.splice(0)) await model[Symbol.asyncDispose]()
+  }
   try {
-    const textEncoder =
-      options.textEncoder ??
-      own(await Qwen3ForCausalLM.fromPretrained(pathOrId, { ...common, subfolder: 'text_encoder' }))
+    const load = async (signal: AbortSignal) => loadWholeParts(pathOrId, await opening, { ...options, signal }, own)
+    const parts = await loadTogether(load, { collectives, signal, release })
     const transformer =
       options.transformer ??
-      own(await Flux2Transformer2DModel.fromPretrained(pathOrId, { ...split, subfolder: 'transformer' }))
-    const vae = options.vae ?? own(await AutoencoderKLFlux2.fromPretrained(pathOrId, { ...common, subfolder: 'vae' }))
-    return { textEncoder, transformer, vae }
+      own(
+        await Flux2Transformer2DModel.fromPretrained(pathOrId, {
+          ...modelOptions(options, await opening),
+          ...(parallelConfig === undefined ? {} : { parallelConfig }),
+          subfolder: 'transformer',
+        }),
+      )
+    return { ...parts, transformer }
   } catch (error) {
-    for (const model of loaded) await model[Symbol.asyncDispose]()
+    await release()
     throw error
+  }
+}
+
+/** Those that every rank has whole. */
+async function loadWholeParts(
+  pathOrId: string,
+  repository: HubRepository | undefined,
+  options: Flux2KleinFromPretrainedOptions,
+  own: <M extends AsyncDisposable>(model: M) => M,
+): Promise<Omit<Flux2KleinComponents, 'transformer'>> {
+  const directory = (await repository?.download(SMALL_PARTS, { signal: options.signal })) ?? pathOrId
+  const config = await readConfig(directory, 'model_index.json')
+  const index = parseWith(modelIndexSchema, config, `${directory}/model_index.json`)
+  const tokenizer = options.tokenizer ?? (await Tokenizer.fromPretrained(directory, { subfolder: 'tokenizer' }))
+  const scheduler =
+    options.scheduler ?? (await FlowMatchEulerDiscreteScheduler.fromPretrained(directory, { subfolder: 'scheduler' }))
+  const common = modelOptions(options, repository)
+  const textEncoder =
+    options.textEncoder ??
+    own(await Qwen3ForCausalLM.fromPretrained(pathOrId, { ...common, subfolder: 'text_encoder' }))
+  const vae = options.vae ?? own(await AutoencoderKLFlux2.fromPretrained(pathOrId, { ...common, subfolder: 'vae' }))
+  return { tokenizer, scheduler, textEncoder, vae, isDistilled: options.isDistilled ?? index.is_distilled }
+}
+
+/** Options of every model. All parts are of one commit, though the branch may move on. */
+function modelOptions(options: Flux2KleinFromPretrainedOptions, repository: HubRepository | undefined) {
+  const { backend, dtype, signal, onProgress } = options
+  return {
+    ...hubOptionsOf(options),
+    ...(repository === undefined ? {} : { revision: repository.commit }),
+    backend,
+    ...(dtype === undefined ? {} : { dtype }),
+    ...(signal === undefined ? {} : { signal }),
+    ...(onProgress === undefined ? {} : { onProgress }),
   }
 }

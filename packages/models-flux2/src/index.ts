@@ -1,4 +1,4 @@
-export type { Flux2KleinComponents, Flux2KleinFromPretrainedOptions, Flux2KleinModels } from './components.ts'
+export type { Flux2KleinComponents, Flux2KleinFromPretrainedOptions } from './components.ts'
 export { type Flux2TransformerConfig, parseFlux2TransformerConfig } from './config.ts'
 export type { DenoisingStep, Flux2KleinOptions, OutputType } from './generation-options.ts'
 export type { Flux2Output } from './output.ts'

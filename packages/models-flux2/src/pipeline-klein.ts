@@ -1,12 +1,4 @@
-import {
-  getProcessGroup,
-  hubOptionsOf,
-  openPretrained,
-  RankwiseError,
-  readConfig,
-  Tensor,
-  throwIfAborted,
-} from '@rankwise/core'
+import { RankwiseError, Tensor, throwIfAborted } from '@rankwise/core'
 import {
   type AutoencoderKLFlux2,
   type Callable,
@@ -15,15 +7,13 @@ import {
   denormalizeLatents,
   FlowMatchEulerDiscreteScheduler,
   modelTimestep,
-  parseWith,
   prepareLatentIds,
   type Qwen3ForCausalLM,
-  Tokenizer,
+  type Tokenizer,
   unpackLatents,
   unpatchifyLatents,
 } from '@rankwise/diffusion'
-import { z } from 'zod'
-import { type Flux2KleinComponents, type Flux2KleinFromPretrainedOptions, loadModels } from './components.ts'
+import { type Flux2KleinComponents, type Flux2KleinFromPretrainedOptions, loadComponents } from './components.ts'
 import { type Conditions, encodeConditions } from './conditions.ts'
 import {
   type DenoisingStep,
@@ -44,14 +34,6 @@ const PATCH = 2
 
 /** Side of the default picture, in VAE latents. */
 const DEFAULT_SAMPLE_SIZE = 128
-
-/** What is read at once; the models fetch their own parts. */
-const SMALL_PARTS = { files: ['model_index.json'], folders: ['scheduler', 'tokenizer'], weights: false }
-
-const modelIndexSchema = z.looseObject({
-  _class_name: z.literal('Flux2KleinPipeline'),
-  is_distilled: z.boolean().default(false),
-})
 
 /**
  * Text-to-image with FLUX.2-klein. Every rank calls it with the same options and gets the same picture.
@@ -77,8 +59,8 @@ export class Flux2KleinPipeline implements Flux2KleinComponents, AsyncDisposable
   }
 
   /**
-   * Loads what is not given from a pipeline as diffusers writes it: a folder, or its id on a hub, `org/name`. The result
-   * is called like a function.
+   * Loads what is not given from a pipeline as diffusers writes it: a folder, or its id on a hub, `org/name`. With a
+   * `parallelConfig`, the ranks load together or not at all. The result is called like a function.
    *
    * @throws RankwiseError `CONFIG_NOT_FOUND`, `CONFIG_INVALID`, `OPTION_CONFLICT`, and those of the components
    */
@@ -92,22 +74,7 @@ export class Flux2KleinPipeline implements Flux2KleinComponents, AsyncDisposable
         remedy: 'pass parallelConfig to Flux2Transformer2DModel.fromPretrained',
       })
     }
-    const collectives = options.parallelConfig === undefined ? undefined : getProcessGroup()?.collectives
-    const hub = { ...hubOptionsOf(options), signal: options.signal, collectives }
-    const repository = await openPretrained(pathOrId, hub)
-    const directory = (await repository?.download(SMALL_PARTS, { signal: options.signal })) ?? pathOrId
-    const index = parseWith(
-      modelIndexSchema,
-      await readConfig(directory, 'model_index.json'),
-      `${directory}/model_index.json`,
-    )
-    const tokenizer = options.tokenizer ?? (await Tokenizer.fromPretrained(directory, { subfolder: 'tokenizer' }))
-    const scheduler =
-      options.scheduler ?? (await FlowMatchEulerDiscreteScheduler.fromPretrained(directory, { subfolder: 'scheduler' }))
-    // All parts are of one commit, though the branch may move on.
-    const models = await loadModels(pathOrId, { ...options, revision: repository?.commit ?? options.revision })
-    const isDistilled = options.isDistilled ?? index.is_distilled
-    return callable(new Flux2KleinPipeline({ ...models, tokenizer, scheduler, isDistilled }))
+    return callable(new Flux2KleinPipeline(await loadComponents(pathOrId, options)))
   }
 
   /**

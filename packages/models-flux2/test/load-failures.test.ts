@@ -1,4 +1,4 @@
-import { cp, mkdtemp, readdir, rm, stat, truncate } from 'node:fs/promises'
+import { cp, mkdir, mkdtemp, readdir, rm, stat, truncate, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { onRanks, referencePath } from '@rankwise/fixtures'
@@ -6,18 +6,24 @@ import { expect, it, onTestFinished } from 'vitest'
 import type { LoadEnd, LoadScenario } from './workers/load-failures.ts'
 
 const WORKER = new URL('workers/load-failures.ts', import.meta.url)
+const PIPELINE = referencePath('flux2-klein-tiny')
 const WHOLE = referencePath('flux2-klein-tiny', 'transformer')
 
-/** A copy of the checkpoint, as another machine has one. */
-async function copyOf(): Promise<string> {
+async function temporaryFolder(): Promise<string> {
   const directory = await mkdtemp(join(tmpdir(), 'rankwise-'))
   onTestFinished(() => rm(directory, { recursive: true, force: true }))
-  await cp(WHOLE, directory, { recursive: true })
+  return directory
+}
+
+/** A copy of a checkpoint, as another machine has one. */
+async function copyOf(checkpoint: string): Promise<string> {
+  const directory = await temporaryFolder()
+  await cp(checkpoint, directory, { recursive: true })
   return directory
 }
 
 async function truncated(): Promise<string> {
-  const directory = await copyOf()
+  const directory = await copyOf(WHOLE)
   const file =
     (await readdir(directory))
       .filter((name) => name.endsWith('.safetensors'))
@@ -28,10 +34,21 @@ async function truncated(): Promise<string> {
   return directory
 }
 
-async function withoutConfig(): Promise<string> {
-  const directory = await copyOf()
-  await rm(join(directory, 'config.json'))
+async function without(file: string, checkpoint: string): Promise<string> {
+  const directory = await copyOf(checkpoint)
+  await rm(join(directory, file))
   return directory
+}
+
+/** A cache of the hub that has the transformer at the tip of `main`. */
+async function cacheOf(id: string): Promise<string> {
+  const cache = await temporaryFolder()
+  const repository = join(cache, `models--${id.replace('/', '--')}`)
+  const commit = 'c'.repeat(40)
+  await mkdir(join(repository, 'refs'), { recursive: true })
+  await writeFile(join(repository, 'refs', 'main'), commit)
+  await cp(WHOLE, join(repository, 'snapshots', commit), { recursive: true })
+  return cache
 }
 
 /** What rank 0 and rank 1 end with. */
@@ -44,34 +61,75 @@ interface Expected {
 
 it('two ranks load together or not at all, and their group outlives it', async () => {
   const broken = await truncated()
-  const unconfigured = await withoutConfig()
+  const unconfigured = await without('config.json', WHOLE)
+  const unscheduled = await without('scheduler/scheduler_config.json', PIPELINE)
+  const unencoded = await without('text_encoder/config.json', PIPELINE)
+  const id = 'org/flux2-klein-tiny'
+  const hub = { cacheDir: await cacheOf(id), localFilesOnly: true }
   const elsewhere = 'LOAD_FAILED_ELSEWHERE'
   const cases: readonly (Expected & { readonly scenario: LoadScenario })[] = [
     {
       what: 'a truncated file',
-      scenario: { directories: [WHOLE, broken], delays: [1000, 0] },
+      scenario: { type: 'transformer', places: [WHOLE, broken], delays: [1000, 0] },
       codes: [elsewhere, 'SAFETENSORS_TRUNCATED'],
       failed: 1,
     },
     {
       what: 'no config',
-      scenario: { directories: [unconfigured, WHOLE], delays: [0, 1000] },
+      scenario: { type: 'transformer', places: [unconfigured, WHOLE], delays: [0, 1000] },
       codes: ['CONFIG_NOT_FOUND', elsewhere],
       failed: 0,
     },
     {
       what: 'an abort',
-      scenario: { directories: [WHOLE, WHOLE], delays: [1000, 1000], aborts: [undefined, 300] },
+      scenario: { type: 'transformer', places: [WHOLE, WHOLE], delays: [1000, 1000], aborts: [undefined, 300] },
       codes: [elsewhere, 'ABORTED'],
       failed: 1,
     },
     {
       what: 'an abort of a rank that waits for the other',
-      scenario: { directories: [WHOLE, WHOLE], delays: [0, 1000], aborts: [1000, undefined] },
+      scenario: { type: 'transformer', places: [WHOLE, WHOLE], delays: [0, 1000], aborts: [1000, undefined] },
       codes: ['ABORTED', elsewhere],
       failed: 0,
     },
-    { what: 'nothing', scenario: { directories: [WHOLE, WHOLE], delays: [0, 5] }, codes: ['LOADED', 'LOADED'] },
+    {
+      what: 'a hub that one rank cannot ask',
+      scenario: {
+        type: 'transformer',
+        places: [id, id],
+        hubs: [hub, { ...hub, endpoint: 'nowhere' }],
+        delays: [1000, 1000],
+      },
+      codes: [elsewhere, 'HUB_ENDPOINT'],
+      failed: 1,
+    },
+    {
+      what: 'a hub that all have cached',
+      scenario: { type: 'transformer', places: [id, id], hubs: [hub, hub], delays: [0, 0] },
+      codes: ['LOADED', 'LOADED'],
+    },
+    {
+      what: 'a pipeline without scheduler',
+      scenario: { type: 'pipeline', places: [PIPELINE, unscheduled], delays: [1000, 1000] },
+      codes: [elsewhere, 'CONFIG_NOT_FOUND'],
+      failed: 1,
+    },
+    {
+      what: 'a pipeline without text encoder',
+      scenario: { type: 'pipeline', places: [unencoded, PIPELINE], delays: [1000, 1000] },
+      codes: ['CONFIG_NOT_FOUND', elsewhere],
+      failed: 0,
+    },
+    {
+      what: 'a whole pipeline',
+      scenario: { type: 'pipeline', places: [PIPELINE, PIPELINE], delays: [0, 1] },
+      codes: ['LOADED', 'LOADED'],
+    },
+    {
+      what: 'nothing',
+      scenario: { type: 'transformer', places: [WHOLE, WHOLE], delays: [0, 5] },
+      codes: ['LOADED', 'LOADED'],
+    },
   ]
   const ranks = await onRanks<readonly LoadEnd[]>(
     2,

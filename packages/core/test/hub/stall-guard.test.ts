@@ -32,6 +32,20 @@ describe('StallGuard', () => {
     await expect(guard.next(never, itself)).rejects.toThrow(TransientError)
   })
 
+  it('does not wait for a request that does not end', async () => {
+    await expect(new StallGuard(100, undefined).next(new Promise<number>(() => {}), itself)).rejects.toThrow(
+      TransientError,
+    )
+    const controller = new AbortController()
+    const waiting = new StallGuard(60_000, controller.signal).next(new Promise<number>(() => {}), itself)
+    controller.abort()
+    await expectCode(() => waiting, 'ABORTED')
+    await expectCode(
+      () => new StallGuard(100, controller.signal).next(new Promise<number>(() => {}), itself),
+      'ABORTED',
+    )
+  })
+
   it('ends the request when little comes, however often', async () => {
     const guard = new StallGuard(100, undefined)
     const drip = async () => {

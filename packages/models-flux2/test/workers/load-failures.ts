@@ -2,6 +2,7 @@ import '@rankwise/collectives-local'
 import { setTimeout as delay } from 'node:timers/promises'
 import {
   type DeviceTensor,
+  type FromHubOptions,
   initProcessGroup,
   type LoadShardOptions,
   type RankwiseError,
@@ -10,11 +11,14 @@ import {
 } from '@rankwise/core'
 import { ReferenceBackend } from '@rankwise/core/reference'
 import { runRank } from '@rankwise/fixtures'
-import { Flux2Transformer2DModel } from '../../src/index.ts'
+import { Flux2KleinPipeline, Flux2Transformer2DModel } from '../../src/index.ts'
 
 /** One load. Lists have an entry for every rank. */
 export interface LoadScenario {
-  readonly directories: readonly string[]
+  readonly type: 'transformer' | 'pipeline'
+  /** Folders, or an id on the hub. */
+  readonly places: readonly string[]
+  readonly hubs?: readonly FromHubOptions[]
   /** Milliseconds that every weight takes beside its reading. */
   readonly delays: readonly number[]
   /** Milliseconds after which a rank aborts. */
@@ -51,16 +55,23 @@ runRank(async (scenarios: readonly LoadScenario[]): Promise<readonly LoadEnd[]> 
   await using group = await initProcessGroup({ backend: 'local' })
   const parallelConfig = new TensorParallelConfig({ tpDegree: group.worldSize })
   const ends: LoadEnd[] = []
-  for (const { directories, delays, aborts } of scenarios) {
+  for (const { type, places, hubs, delays, aborts } of scenarios) {
     await using backend = new SlowBackend(delays[group.rank] ?? 0)
     const abortAfter = aborts?.[group.rank]
     const signal = abortAfter === undefined ? {} : { signal: AbortSignal.timeout(abortAfter) }
     const start = performance.now()
-    const error = await Flux2Transformer2DModel.fromPretrained(directories[group.rank] ?? '', {
+    const place = places[group.rank] ?? ''
+    const options = {
       backend,
       parallelConfig,
+      ...hubs?.[group.rank],
       ...signal,
-    }).then(
+    }
+    const loading: Promise<unknown> =
+      type === 'pipeline'
+        ? Flux2KleinPipeline.fromPretrained(place, options)
+        : Flux2Transformer2DModel.fromPretrained(place, options)
+    const error = await loading.then(
       () => undefined,
       (thrown: RankwiseError) => thrown,
     )
