@@ -49,14 +49,8 @@ export function machineId(): string {
  *
  * @throws RankwiseError `RENDEZVOUS_TIMEOUT`, `RENDEZVOUS_ADDRESS`, and what the store throws
  */
-export async function exchangeCards(
-  store: Store,
-  prefix: string,
-  card: Card,
-  worldSize: number,
-  signal: AbortSignal,
-): Promise<Card[]> {
-  const key = (rank: number) => `${prefix}/rank/${rank}`
+export async function exchangeCards(store: Store, card: Card, worldSize: number, signal: AbortSignal): Promise<Card[]> {
+  const key = (rank: number) => `rank/${rank}`
   await store.set(key(card.rank), new TextEncoder().encode(JSON.stringify(card)))
   const cards: (Card | undefined)[] = Array(worldSize).fill(undefined)
   const reads = cards.map(async (_, rank) => {

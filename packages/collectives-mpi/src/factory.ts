@@ -2,11 +2,12 @@ import { once } from 'node:events'
 import { type AddressInfo, createServer } from 'node:net'
 import { hostname } from 'node:os'
 import { localCollectives } from '@rankwise/collectives-local'
-import { type Collectives, type EnvironmentRendezvous, RankwiseError, type Store } from '@rankwise/core'
+import { type Failure, failureError } from '@rankwise/collectives-local/internals'
+import { type Collectives, type EnvironmentRendezvous, openStore, RankwiseError, type Store } from '@rankwise/core'
 import { exchangeCards, machineId, ownAddress } from './card.ts'
 import { GroupState } from './group-state.ts'
 import { Leaders } from './leaders.ts'
-import { Machines } from './machines.ts'
+import { type Card, Machines } from './machines.ts'
 import { Mesh } from './mesh.ts'
 import { MpiCollectives } from './mpi-collectives.ts'
 import { MpiSession } from './session.ts'
@@ -14,16 +15,16 @@ import { Transfers } from './transfers.ts'
 
 /** Options of a group; the defaults suit most. */
 export interface MpiCollectivesOptions {
-  /** Where the ranks find each other; it is not closed. */
-  readonly store: Store
+  /**
+   * Where the ranks find each other, if they have a store already; all ranks of the group give one, with keys for this
+   * group alone. It is not closed. @default a store of their own, at the address of the rendezvous
+   */
+  readonly store?: Store
 }
 
 /** Operations on a machine end before, by what the group as a whole decides. */
 const LOCAL_TIMEOUT_EXTRA_MS = 5_000
 const MAX_TIMEOUT_MS = 2 ** 31 - 1
-const FOREVER_MS = 2 ** 30
-
-let groups = 0
 
 /**
  * Joins ranks on several machines: those of one machine over shared memory, the machines over MPI. On a single machine
@@ -34,67 +35,84 @@ let groups = 0
  */
 export async function mpiCollectives(
   rendezvous: EnvironmentRendezvous,
-  { store }: MpiCollectivesOptions,
+  { store: given }: MpiCollectivesOptions = {},
 ): Promise<Collectives> {
   if (rendezvous.worldSize === 1) return localCollectives(rendezvous)
-  const group = `mpi/${groups++}`
   // Nothing else keeps the process alive while it waits for other ranks.
-  const alive = setInterval(() => {}, FOREVER_MS)
-  const { rank, token = '' } = rendezvous
-  let mesh: Mesh | undefined
+  const alive = setInterval(() => {}, MAX_TIMEOUT_MS)
+  const store = given ?? (await openStore(rendezvous))
   try {
-    mesh = await Mesh.listen(await ownAddress(rendezvous), { rank, group, token })
-    return await join(rendezvous, store, group, mesh)
-  } catch (error) {
-    mesh?.close()
-    throw error
+    return await join(rendezvous, store)
   } finally {
     clearInterval(alive)
+    // In the background: other ranks may still read from it.
+    if (given === undefined) void store.close()
   }
 }
 
-async function join(rendezvous: EnvironmentRendezvous, store: Store, group: string, mesh: Mesh): Promise<Collectives> {
-  const { rank, localRank, localWorldSize, worldSize, timeoutMs } = rendezvous
+async function join(rendezvous: EnvironmentRendezvous, store: Store): Promise<Collectives> {
+  const { rank, token = '', timeoutMs } = rendezvous
   const signal = AbortSignal.timeout(timeoutMs)
-  const card = {
-    rank,
-    localRank,
-    localWorldSize,
-    machine: machineId(),
-    address: mesh.address,
-    port: mesh.port,
-    host: hostname(),
-    pid: process.pid,
-  }
-  const cards = await exchangeCards(store, group, card, worldSize, signal)
-  const machines = new Machines(cards, rank)
-  await mesh.connect(cards, signal)
-  const state = new GroupState(mesh, machines, rank, timeoutMs)
+  const mesh = await Mesh.listen(await ownAddress(rendezvous), { rank, token })
   try {
-    const local = await joinMachine(rendezvous, machines, store, group)
+    const cards = await exchangeCards(store, cardOf(rendezvous, mesh), rendezvous.worldSize, signal)
+    const machines = new Machines(cards, rank)
+    await mesh.connect(cards, signal)
+    return await joinConnected(rendezvous, store, machines, new GroupState(mesh, machines, rank, timeoutMs), signal)
+  } catch (error) {
+    mesh.close()
+    throw error
+  }
+}
+
+/** From here on, ranks hear of a failure on another one at once. */
+async function joinConnected(
+  rendezvous: EnvironmentRendezvous,
+  store: Store,
+  machines: Machines,
+  state: GroupState,
+  signal: AbortSignal,
+): Promise<Collectives> {
+  const { rank } = rendezvous
+  let local: Collectives | undefined
+  try {
+    local = await joinMachine(rendezvous, machines, store)
     const session = machines.count > 1 ? await MpiSession.join(machines, rank, state) : undefined
     await state.ready(signal)
     const leaders = leadersOf(machines, rank, session, state)
     return new MpiCollectives({ rank, machines, state, local, leaders, session })
   } catch (error) {
-    const text = error instanceof RankwiseError ? error.message.split('\n')[0]?.replace(/^\[\w+\] /, '') : String(error)
-    const code = error instanceof RankwiseError ? error.code : 'RANK_LOST'
-    state.fail({ code, what: `rank ${rank} could not join: ${text}`, ranks: [rank], cause: error })
+    state.fail(couldNotJoin(rank, error))
     state.close()
-    throw error
+    await local?.destroy()
+    throw state.failure?.cause === error ? error : failureError(state.failure as Failure, 'rendezvous')
   }
 }
 
+function cardOf({ rank, localRank, localWorldSize }: EnvironmentRendezvous, { address, port }: Mesh): Card {
+  return {
+    rank,
+    localRank,
+    localWorldSize,
+    machine: machineId(),
+    address,
+    port,
+    host: hostname(),
+    pid: process.pid,
+  }
+}
+
+function couldNotJoin(rank: number, cause: unknown): Failure {
+  const [line = ''] = (cause instanceof Error ? cause.message : String(cause)).split('\n')
+  const code = cause instanceof RankwiseError ? cause.code : 'RANK_LOST'
+  return { code, what: `rank ${rank} could not join: ${line.replace(`[${code}] `, '')}`, ranks: [rank], cause }
+}
+
 /** The group of the ranks of this machine; its leader chooses where they meet. */
-async function joinMachine(
-  rendezvous: EnvironmentRendezvous,
-  machines: Machines,
-  store: Store,
-  group: string,
-): Promise<Collectives> {
+async function joinMachine(rendezvous: EnvironmentRendezvous, machines: Machines, store: Store): Promise<Collectives> {
   const index = machines.ownRanks.indexOf(rendezvous.rank)
   const worldSize = machines.ownRanks.length
-  const key = `${group}/machine/${machines.own}`
+  const key = `machine/${machines.own}`
   if (index === 0 && worldSize > 1) await store.set(key, Uint8Array.of(...portBytes(await freePort())))
   const [high = 0, low = 0] = worldSize > 1 ? await store.get(key) : []
   return localCollectives({

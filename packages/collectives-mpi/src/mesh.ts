@@ -10,8 +10,6 @@ import { endWhenUnacknowledged } from './native.ts'
 /** Who may connect: ranks of this group. */
 export interface MeshIdentity {
   readonly rank: number
-  /** Tells groups of one process from each other. */
-  readonly group: string
   /** Secret of the launch. */
   readonly token: string
 }
@@ -146,9 +144,9 @@ export class Mesh {
   }
 
   /** The rank that says hello, if it is one that may connect and has not yet. */
-  #rankOf({ hello, group, token }: Message): number | undefined {
+  #rankOf({ hello, token }: Message): number | undefined {
     const { rank: own } = this.#identity
-    const known = typeof token === 'string' && sameSecret(token, this.#identity.token) && group === this.#identity.group
+    const known = typeof token === 'string' && sameSecret(token, this.#identity.token)
     const awaited = Number.isInteger(hello) && Number(hello) > own && !this.#links.has(Number(hello))
     return known && awaited ? Number(hello) : undefined
   }
@@ -156,7 +154,7 @@ export class Mesh {
   #dial({ rank, address, port }: Card): void {
     const socket = createConnection(port, address)
     const link = new Connection(socket, MESSAGE_LIMIT)
-    link.send({ hello: this.#identity.rank, group: this.#identity.group, token: this.#identity.token })
+    link.send({ hello: this.#identity.rank, token: this.#identity.token })
     link.onEnd = (why) => this.#broken(unreachable(rank, `${address}:${port}`, why))
     link.onMessage = () => this.#adopt(rank, link, socket)
   }

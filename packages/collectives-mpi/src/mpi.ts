@@ -2,6 +2,7 @@ import { RankwiseError } from '@rankwise/core'
 import koffi, { type KoffiFunc } from 'koffi'
 import { requireStacks } from './koffi-stacks.ts'
 import { loadMpiLibrary, type MpiFamily, type MpiLibrary } from './library.ts'
+import { keepLibraries } from './native.ts'
 
 /** A pointer of OpenMPI, an integer of MPICH. */
 type Handle = bigint | number
@@ -87,6 +88,7 @@ export class Mpi {
 
   /** MPI_Finalize: returns when all others have called it. @throws RankwiseError `MPI_FAILED` */
   async finalize(): Promise<void> {
+    keepLibraries()
     this.#check('MPI_Finalize', await onThread((done) => this.#functions.finalize.async(done)))
   }
 

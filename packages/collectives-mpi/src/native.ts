@@ -1,3 +1,4 @@
+import { readFileSync } from 'node:fs'
 import type { Socket } from 'node:net'
 import { getSystemErrorName } from 'node:util'
 import { RankwiseError } from '@rankwise/core'
@@ -48,4 +49,18 @@ function descriptorOf(socket: Socket): number | undefined {
 export function exitWithoutThreads(): void {
   const end = koffi.load(null).func('void _exit(int status)')
   process.on('exit', (code) => end(code))
+}
+
+/**
+ * Keeps every library that is loaded now until the end of the process. MPI_Finalize of OpenMPI 4 unloads its plug-ins,
+ * but has left a hook in `free` and destructors of thread-local data in them: without this, Node crashes at its exit.
+ */
+export function keepLibraries(): void {
+  if (process.platform !== 'linux') return
+  const RTLD_LAZY = 1
+  const RTLD_NOLOAD = 4
+  const RTLD_NODELETE = 0x1000
+  const dlopen = koffi.load(null).func('void *dlopen(const char *path, int flags)')
+  const maps = readFileSync('/proc/self/maps', 'utf8')
+  for (const path of new Set(maps.match(/\/\S+\.so(\.\d+)*$/gm))) dlopen(path, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE)
 }

@@ -47,10 +47,11 @@ export class MpiSession {
     const isLeader = machines.ownRanks[0] === rank
     if (!everyRank && !isLeader) return undefined
     if (joined) throw joinedBefore()
+    // UCX reads its settings when it is loaded.
+    setUnlessSet(everyRank ? OPENMPI_SETTINGS : UCX_SETTINGS)
     const mpi = Mpi.load()
     joined = true
     const leaders = machines.ranks.map(([leader], machine) => (everyRank ? (leader as number) : machine))
-    setUnlessSet(everyRank ? OPENMPI_SETTINGS : UCX_SETTINGS)
     const server = everyRank ? undefined : servePmi(machines, state)
     await initialize(mpi, state)
     requireWorld(mpi, everyRank ? machines.worldSize : machines.count, everyRank ? rank : machines.own)
