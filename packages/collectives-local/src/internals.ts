@@ -1,6 +1,7 @@
 // What the collectives packages share beside the public interface: how an operation is checked and described, how
-// tensors are packed and reduced in rank order, how a failure becomes an error. No stable API.
+// tensors are packed and reduced in rank order, how a failure becomes an error, and shared memory. No stable API.
 export { type Failure, failureError, nameRanks } from './failure.ts'
+export { loadNative, type Native } from './native.ts'
 export {
   describeEncoded,
   describeOperation,
@@ -11,3 +12,4 @@ export {
 } from './operation.ts'
 export { bytesOf, PackedTensors, packByDtype } from './packed-tensors.ts'
 export { reduce } from './reduce.ts'
+export { SharedMemory } from './shared-memory.ts'

@@ -5,13 +5,13 @@ import { localCollectives } from '@rankwise/collectives-local'
 import { type Failure, failureError } from '@rankwise/collectives-local/internals'
 import { type Collectives, type EnvironmentRendezvous, openStore, RankwiseError, type Store } from '@rankwise/core'
 import { exchangeCards, machineId, ownAddress } from './card.ts'
+import { chunkMemory, chunkMemoryBytes } from './chunk-memory.ts'
 import { GroupState } from './group-state.ts'
 import { Leaders } from './leaders.ts'
 import { type Card, Machines } from './machines.ts'
 import { Mesh } from './mesh.ts'
 import { MpiCollectives } from './mpi-collectives.ts'
 import { MpiSession } from './session.ts'
-import { Transfers } from './transfers.ts'
 
 /** Options of a group; the defaults suit most. */
 export interface MpiCollectivesOptions {
@@ -30,7 +30,7 @@ const MAX_TIMEOUT_MS = 2 ** 31 - 1
  * Joins ranks on several machines: those of one machine over shared memory, the machines over MPI. On a single machine
  * the group is the one of `@rankwise/collectives-local`, and no MPI is needed.
  *
- * @throws RankwiseError `MPI_NOT_FOUND`, `MPI_UNSUPPORTED`, `MPI_WORLD`, `MPI_JOINED`, `MPI_STACK`, `MPI_FAILED`,
+ * @throws RankwiseError `MPI_NOT_FOUND`, `MPI_UNSUPPORTED`, `MPI_WORLD`, `MPI_JOINED`, `MPI_FAILED`,
  * `MPI_MACHINES`, `RENDEZVOUS_TIMEOUT`, `RENDEZVOUS_ADDRESS`, `RANK_LOST`, and those of `localCollectives`
  */
 export async function mpiCollectives(
@@ -75,15 +75,19 @@ async function joinConnected(
 ): Promise<Collectives> {
   const { rank } = rendezvous
   let local: Collectives | undefined
+  let session: MpiSession | undefined
   try {
     local = await joinMachine(rendezvous, machines, store)
-    const session = machines.count > 1 ? await MpiSession.join(machines, rank, state) : undefined
+    session = await MpiSession.join(machines, rank, state, chunkMemoryBytes(machines))
     await state.ready(signal)
-    const leaders = leadersOf(machines, rank, session, state)
-    return new MpiCollectives({ rank, machines, state, local, leaders, session })
+    const shared = machines.ownRanks[0] === rank ? session : undefined
+    const leaders = shared && new Leaders(shared.process, machines.own, shared.leaders)
+    const memory = chunkMemory(machines, shared && ((bytes) => shared.process.region(bytes)))
+    return new MpiCollectives({ rank, machines, state, local, leaders, session, memory })
   } catch (error) {
     state.fail(couldNotJoin(rank, error))
     state.close()
+    await session?.process.kill()
     await local?.destroy()
     throw state.failure?.cause === error ? error : failureError(state.failure as Failure, 'rendezvous')
   }
@@ -125,17 +129,6 @@ async function joinMachine(rendezvous: EnvironmentRendezvous, machines: Machines
     masterPort: high * 256 + low,
     timeoutMs: Math.min(rendezvous.timeoutMs + LOCAL_TIMEOUT_EXTRA_MS, MAX_TIMEOUT_MS),
   })
-}
-
-function leadersOf(
-  machines: Machines,
-  rank: number,
-  session: MpiSession | undefined,
-  state: GroupState,
-): Leaders | undefined {
-  if (session === undefined || machines.ownRanks[0] !== rank) return undefined
-  const transfers = new Transfers(session.mpi, () => state.requireRunning())
-  return new Leaders(transfers, machines.own, session.leaders)
 }
 
 const LOOPBACK = '127.0.0.1'

@@ -78,17 +78,14 @@ export class GroupState implements MeshListener {
     this.onFailure(failure)
   }
 
-  /** A promise that resolves when the group fails, until it is cancelled. */
-  failed(): { readonly promise: Promise<void>; cancel(): void } {
-    let look = () => {}
-    const promise = new Promise<void>((resolve) => {
-      look = () => {
-        if (this.#failure !== undefined) resolve()
-      }
-    })
-    this.#waiting.add(look)
-    look()
-    return { promise, cancel: () => this.#waiting.delete(look) }
+  /** MPI may end because a rank is lost, which the connections tell a little later. */
+  mpiFailed(error: RankwiseError): void {
+    setTimeout(() => {
+      const [what = ''] = error.message.split('\n')
+      const { code, rule, remedy } = error
+      const failure = { code, what: `MPI failed on rank ${this.#rank}: ${what.replace(`[${code}] `, '')}` }
+      this.fail({ ...failure, ranks: [this.#rank], cause: error, ...(rule && { rule }), ...(remedy && { remedy }) })
+    }, WORD_MS).unref()
   }
 
   /** Resolves when all ranks are ready. @throws RankwiseError what a rank failed with, `RENDEZVOUS_TIMEOUT` */

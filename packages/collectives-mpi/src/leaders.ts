@@ -1,13 +1,13 @@
 import { reduce } from '@rankwise/collectives-local/internals'
 import { type DType, itemSize, type ReduceOp, viewAs } from '@rankwise/core'
-import { ChunkBuffer } from './chunk-buffer.ts'
-import type { Transfer, Transfers } from './transfers.ts'
+import type { Region, Transfer } from './mailbox.ts'
+import type { MpiProcess } from './mpi-process.ts'
 
 /** Where the part of each machine lies in a chunk: offsets and lengths in bytes, in machine order. */
 export type Segments = readonly { readonly start: number; readonly bytes: number }[]
 
 /** Of how many bytes each machine may send all to all others: more latency would cost more than the bytes do. */
-const WHOLE_BYTES = 64 * 2 ** 10
+export const WHOLE_BYTES = 64 * 2 ** 10
 /** Machines reduce whole cache lines. */
 const CACHE_LINE = 64
 
@@ -22,22 +22,22 @@ const TAGS_PER_LANE = 3
  * result has the same bits on every machine, for every dtype, whatever algorithm an MPI library would choose.
  */
 export class Leaders {
-  readonly #transfers: Transfers
+  readonly #mpi: MpiProcess
   readonly #machines: number
   readonly #own: number
   /** MPI's number of each leader. */
   readonly #peers: readonly number[]
 
-  constructor(transfers: Transfers, own: number, peers: readonly number[]) {
-    this.#transfers = transfers
+  constructor(mpi: MpiProcess, own: number, peers: readonly number[]) {
+    this.#mpi = mpi
     this.#machines = peers.length
     this.#own = own
     this.#peers = peers
   }
 
-  /** Sends one block to all other leaders and receives theirs; all blocks lie in `buffer`, in machine order. */
-  exchangeHeaders(buffer: ChunkBuffer, segments: Segments): Promise<void> {
-    return this.#gather(buffer, segments, HEADERS_TAG)
+  /** Sends one block to all other leaders and receives theirs; all blocks lie in `headers`, in machine order. */
+  exchangeHeaders(headers: Region, segments: Segments): Promise<void> {
+    return this.#gather(headers, segments, HEADERS_TAG)
   }
 
   /** Replaces the first `bytes` bytes of `chunk` by their reduction over all machines. */
@@ -55,13 +55,13 @@ export class Leaders {
   /** Replaces this machine's segment of `chunk` by its reduction over all machines. */
   async reduceScatter(chunk: Chunk, dtype: DType, op: ReduceOp, segments: Segments): Promise<void> {
     const { start, bytes } = segments[this.#own] as Segments[number]
-    const received = chunk.contributions(bytes * this.#machines)
+    const received = chunk.contributions
     received.bytes.set(chunk.data.bytes.subarray(start, start + bytes), this.#own * bytes)
     const transfers = this.#others((machine, peer): Transfer[] => [
-      { direction: 'receive', peer, buffer: received, start: machine * bytes, bytes },
-      { direction: 'send', peer, buffer: chunk.data, ...(segments[machine] as Segments[number]) },
+      { direction: 'receive', peer, start: received.start + machine * bytes, bytes },
+      { direction: 'send', peer, ...within(chunk.data, segments[machine]) },
     ])
-    await this.#transfers.run(transfers, chunk.tag(SCATTER_TAG))
+    await this.#mpi.run({ tag: chunk.tag(SCATTER_TAG), transfers })
     const itemBytes = itemSize(dtype)
     reduce(dtype, op, {
       source: viewAs(dtype, received.bytes),
@@ -81,20 +81,20 @@ export class Leaders {
 
   /** Copies the first `bytes` bytes of `chunk` from machine `source` to all others. */
   broadcast(chunk: Chunk, bytes: number, source: number): Promise<void> {
-    const span = { buffer: chunk.data, start: 0, bytes }
+    const span = { start: chunk.data.start, bytes }
     const transfers: readonly Transfer[] =
       this.#own === source
         ? this.#others((_, peer): Transfer[] => [{ ...span, direction: 'send', peer }])
         : [{ ...span, direction: 'receive', peer: this.#peers[source] as number }]
-    return this.#transfers.run(transfers, chunk.tag(GATHER_TAG))
+    return this.#mpi.run({ tag: chunk.tag(GATHER_TAG), transfers })
   }
 
-  #gather(buffer: ChunkBuffer, segments: Segments, tag: number): Promise<void> {
+  #gather(region: Region, segments: Segments, tag: number): Promise<void> {
     const transfers = this.#others((machine, peer): Transfer[] => [
-      { direction: 'receive', peer, buffer, ...(segments[machine] as Segments[number]) },
-      { direction: 'send', peer, buffer, ...(segments[this.#own] as Segments[number]) },
+      { direction: 'receive', peer, ...within(region, segments[machine]) },
+      { direction: 'send', peer, ...within(region, segments[this.#own]) },
     ])
-    return this.#transfers.run(transfers, tag)
+    return this.#mpi.run({ tag, transfers })
   }
 
   #split(bytes: number): Segments {
@@ -110,26 +110,26 @@ export class Leaders {
   }
 }
 
+function within(region: Region, segment: Segments[number] | undefined): Segments[number] {
+  const { start, bytes } = segment as Segments[number]
+  return { start: region.start + start, bytes }
+}
+
 /** Memory for one chunk on its way through the leaders. */
 export class Chunk {
-  readonly data: ChunkBuffer
+  readonly data: Region
+  /** Room for what the machines contribute to a reduction. */
+  readonly contributions: Region
   readonly #lane: number
-  #contributions: ChunkBuffer
 
   /** @param lane 0 or 1: what tells the messages of this chunk from those of the other */
-  constructor(byteLength: number, lane: number) {
+  constructor(data: Region, contributions: Region, lane: number) {
+    this.data = data
+    this.contributions = contributions
     this.#lane = lane
-    this.data = new ChunkBuffer(byteLength)
-    this.#contributions = new ChunkBuffer(0)
   }
 
   tag(phase: number): number {
     return this.#lane * TAGS_PER_LANE + phase
-  }
-
-  /** Room for what the machines contribute. It must not be in use. */
-  contributions(byteLength: number): ChunkBuffer {
-    if (this.#contributions.byteLength < byteLength) this.#contributions = new ChunkBuffer(byteLength)
-    return this.#contributions
   }
 }

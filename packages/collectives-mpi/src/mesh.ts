@@ -4,8 +4,8 @@ import { type AddressInfo, createConnection, createServer, type Server, type Soc
 import { nameRanks } from '@rankwise/collectives-local/internals'
 import { RankwiseError } from '@rankwise/core'
 import { Connection, type Message } from './connection.ts'
+import { endWhenUnacknowledged } from './end-when-unacknowledged.ts'
 import type { Card } from './machines.ts'
-import { endWhenUnacknowledged } from './native.ts'
 
 /** Who may connect: ranks of this group. */
 export interface MeshIdentity {

@@ -20,16 +20,12 @@ import {
   Tensor,
   viewAs,
 } from '@rankwise/core'
-import { ChunkBuffer } from './chunk-buffer.ts'
+import { CACHE_LINE, CHUNK_BYTES, type ChunkMemory, HEADER_BYTES } from './chunk-memory.ts'
 import type { GroupState } from './group-state.ts'
-import { Chunk, type Leaders, type Segments } from './leaders.ts'
+import type { Chunk, Leaders, Segments } from './leaders.ts'
 import type { Machines } from './machines.ts'
+import type { Region } from './mailbox.ts'
 import type { MpiSession } from './session.ts'
-
-/** MPI libraries are known to fail with larger messages, and smaller ones do not fill the network. */
-const CHUNK_BYTES = 4 * 2 ** 20
-const CACHE_LINE = 64
-const HEADER_BYTES = OPERATION_WORDS * 4
 
 /** What a group consists of. */
 export interface MpiGroup {
@@ -41,6 +37,7 @@ export interface MpiGroup {
   /** On the leader of a machine. */
   readonly leaders: Leaders | undefined
   readonly session: MpiSession | undefined
+  readonly memory: ChunkMemory
 }
 
 /**
@@ -57,14 +54,14 @@ export class MpiCollectives implements Collectives {
   readonly #local: Collectives
   readonly #leaders: Leaders | undefined
   readonly #session: MpiSession | undefined
-  readonly #chunks: readonly [Chunk, Chunk] = [new Chunk(CHUNK_BYTES, 0), new Chunk(CHUNK_BYTES, 1)]
-  readonly #headers: ChunkBuffer
+  readonly #chunks: readonly [Chunk, Chunk]
+  readonly #headers: Region
   #sequence = 0
   #completed = 0
   #last: Promise<unknown> = Promise.resolve()
   #destroyed: Promise<void> | undefined
 
-  constructor({ rank, machines, state, local, leaders, session }: MpiGroup) {
+  constructor({ rank, machines, state, local, leaders, session, memory }: MpiGroup) {
     this.rank = rank
     this.worldSize = machines.worldSize
     this.#machines = machines
@@ -72,7 +69,8 @@ export class MpiCollectives implements Collectives {
     this.#local = local
     this.#leaders = leaders
     this.#session = session
-    this.#headers = new ChunkBuffer(machines.worldSize * HEADER_BYTES)
+    this.#chunks = memory.chunks
+    this.#headers = memory.headers
     state.onFailure = ({ what }) => local.abort(new Error(what))
   }
 
@@ -133,9 +131,7 @@ export class MpiCollectives implements Collectives {
     try {
       await this.#local.destroy()
       await this.#last
-      if (this.#state.failure === LEFT) await this.#session?.leave(this.#state)
-      // MPI may still write where a transfer was interrupted.
-      else ABANDONED.push(this.#chunks, this.#headers)
+      await this.#session?.leave(this.#state, this.#state.failure === LEFT)
     } finally {
       this.#state.close()
     }
@@ -328,9 +324,6 @@ interface Stages {
   exchange(chunk: Chunk, bytes: number): Promise<void>
   spread(chunk: Chunk, start: number, bytes: number): Promise<void>
 }
-
-/** Memory of groups that have failed. */
-const ABANDONED: unknown[] = []
 
 const LEFT: Failure = {
   code: 'COLLECTIVES_DESTROYED',

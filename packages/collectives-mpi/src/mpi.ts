@@ -1,8 +1,6 @@
 import { RankwiseError } from '@rankwise/core'
-import koffi, { type KoffiFunc } from 'koffi'
-import { requireStacks } from './koffi-stacks.ts'
+import koffi from 'koffi'
 import { loadMpiLibrary, type MpiFamily, type MpiLibrary } from './library.ts'
-import { keepLibraries } from './native.ts'
 
 /** A pointer of OpenMPI, an integer of MPICH. */
 type Handle = bigint | number
@@ -17,8 +15,8 @@ interface Constants {
 }
 
 interface Functions {
-  readonly init: KoffiFunc<(argc: null, argv: null, level: number, provided: Int32Array) => number>
-  readonly finalize: KoffiFunc<() => number>
+  readonly init: (argc: null, argv: null) => number
+  readonly finalize: () => number
   readonly setErrorHandler: (comm: Handle, handler: Handle) => number
   readonly rank: (comm: Handle, out: Int32Array) => number
   readonly size: (comm: Handle, out: Int32Array) => number
@@ -42,15 +40,11 @@ type Transfer = (
 /** A transfer that has been started. Its memory must stay where it is until {@link Mpi.isDone}. */
 export type MpiRequest = number
 
-const THREAD_SERIALIZED = 2
 const REQUESTS = 4096
 const REQUEST_BYTES = 8
 const ERROR_TEXT_BYTES = 1024
 
-/**
- * The few calls of MPI that Rankwise needs. None of them waits for another process, except the two that run on another
- * thread: MPI_Init and MPI_Finalize.
- */
+/** The few calls of MPI that Rankwise needs. They are made in a process of their own: they may block it, or end it. */
 export class Mpi {
   readonly family: MpiFamily
   readonly version: string
@@ -70,39 +64,29 @@ export class Mpi {
     this.#functions = bind(library, this.#constants.type)
   }
 
-  /** @throws RankwiseError `MPI_NOT_FOUND`, `MPI_UNSUPPORTED`, `MPI_STACK` */
+  /** @throws RankwiseError `MPI_NOT_FOUND`, `MPI_UNSUPPORTED` */
   static load(): Mpi {
-    requireStacks()
     return new Mpi(loadMpiLibrary())
   }
 
-  /** MPI_Init: once per process, together with all others. @throws RankwiseError `MPI_FAILED` */
-  async initialize(): Promise<void> {
+  /** MPI_Init: returns when all others have called it. @throws RankwiseError `MPI_FAILED` */
+  initialize(): void {
     const { init, setErrorHandler } = this.#functions
-    const provided = new Int32Array(1)
-    this.#check('MPI_Init_thread', await onThread((done) => init.async(null, null, THREAD_SERIALIZED, provided, done)))
-    if ((provided[0] as number) < THREAD_SERIALIZED) throw noThreads(this.version, provided[0])
-    // Otherwise MPI ends the process when a peer is lost.
+    this.#check('MPI_Init', init(null, null))
     this.#check('MPI_Comm_set_errhandler', setErrorHandler(this.#constants.world, this.#constants.errorsReturn))
   }
 
   /** MPI_Finalize: returns when all others have called it. @throws RankwiseError `MPI_FAILED` */
-  async finalize(): Promise<void> {
-    keepLibraries()
-    this.#check('MPI_Finalize', await onThread((done) => this.#functions.finalize.async(done)))
+  finalize(): void {
+    this.#check('MPI_Finalize', this.#functions.finalize())
   }
 
-  /** Number of this process among those that MPI knows. */
-  get rank(): number {
-    const rank = new Int32Array(1)
-    this.#check('MPI_Comm_rank', this.#functions.rank(this.#constants.world, rank))
-    return rank[0] as number
-  }
-
-  get size(): number {
-    const size = new Int32Array(1)
-    this.#check('MPI_Comm_size', this.#functions.size(this.#constants.world, size))
-    return size[0] as number
+  /** Which of how many processes this one is for MPI. @throws RankwiseError `MPI_FAILED` */
+  get world(): { readonly rank: number; readonly size: number } {
+    const values = new Int32Array(2)
+    this.#check('MPI_Comm_rank', this.#functions.rank(this.#constants.world, values.subarray(0, 1)))
+    this.#check('MPI_Comm_size', this.#functions.size(this.#constants.world, values.subarray(1)))
+    return { rank: values[0] as number, size: values[1] as number }
   }
 
   /** Starts to send `bytes` bytes at `address`. @throws RankwiseError `MPI_FAILED` */
@@ -180,7 +164,7 @@ function bind({ handle, path }: MpiLibrary, type: Constants['type']): Functions 
     func(`int ${name}(void *data, int count, ${type} datatype, int peer, int tag, ${type} comm, void *request)`)
   try {
     return {
-      init: func('int MPI_Init_thread(void *argc, void *argv, int required, void *provided)'),
+      init: func('int MPI_Init(void *argc, void *argv)'),
       finalize: func('int MPI_Finalize()'),
       setErrorHandler: func(`int MPI_Comm_set_errhandler(${type} comm, ${type} handler)`),
       rank: func(`int MPI_Comm_rank(${type} comm, void *rank)`),
@@ -196,22 +180,9 @@ function bind({ handle, path }: MpiLibrary, type: Constants['type']): Functions 
   }
 }
 
-function onThread(start: (done: (error: unknown, code: number) => void) => void): Promise<number> {
-  return new Promise((resolve, reject) => {
-    start((error, code) => (error === null ? resolve(code) : reject(error)))
-  })
-}
-
 function failed(call: string, version: string, text: string): RankwiseError {
   return new RankwiseError('MPI_FAILED', `${call} failed: ${text}`, {
     actual: { library: version },
     remedy: 'look at the messages of the MPI library on standard error',
-  })
-}
-
-function noThreads(version: string, provided: number | undefined): RankwiseError {
-  return new RankwiseError('MPI_UNSUPPORTED', 'the MPI library was built without threads', {
-    actual: { library: version, provided },
-    rule: 'MPI_THREAD_SERIALIZED is provided',
   })
 }

@@ -41,10 +41,6 @@ export class PmiServer {
     })
   }
 
-  close(): void {
-    this.#socket.destroy()
-  }
-
   async #serve(line: string): Promise<void> {
     try {
       const message = parsePmiLine(line)
