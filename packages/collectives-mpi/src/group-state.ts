@@ -89,15 +89,23 @@ export class GroupState implements MeshListener {
   }
 
   /** Resolves when all ranks are ready. @throws RankwiseError what a rank failed with, `RENDEZVOUS_TIMEOUT` */
-  async ready(signal: AbortSignal): Promise<void> {
+  async ready(): Promise<void> {
     this.#mesh.broadcast({ ready: true })
-    await this.#until(() => [...this.#peers.values()].every(({ ready }) => ready), signal)
+    await this.#until(() => [...this.#peers.values()].every(({ ready }) => ready))
     if (this.#failure !== undefined) throw failureError(this.#failure, 'rendezvous')
-    if (!signal.aborted) return
+  }
+
+  /** The time to get {@link ready} is over. */
+  notReady(): void {
     const late = this.#ranks(({ ready }) => !ready)
-    const what = `${nameRanks(late)} did not get ready in time`
-    this.fail({ code: 'RENDEZVOUS_TIMEOUT', what, ranks: late })
-    throw new RankwiseError('RENDEZVOUS_TIMEOUT', what, { where: 'rendezvous', actual: { ranks: late } })
+    const ranks = late.length > 0 ? late : [this.#rank]
+    this.fail({
+      code: 'RENDEZVOUS_TIMEOUT',
+      what: `${nameRanks(ranks)} did not get ready in time`,
+      ranks,
+      actual: { timeoutMs: this.#timeoutMs },
+      rule: 'every rank joins its machine and MPI within timeoutMs',
+    })
   }
 
   /**
@@ -269,17 +277,17 @@ export class GroupState implements MeshListener {
   }
 
   /** Resolves when `condition` holds, the group has failed, or `signal` is aborted. Keeps the process alive. */
-  #until(condition: () => boolean, signal: AbortSignal): Promise<void> {
+  #until(condition: () => boolean, signal?: AbortSignal): Promise<void> {
     return new Promise((resolve) => {
       const alive = setInterval(() => look(), BEAT_MS)
       const look = () => {
-        if (!condition() && !signal.aborted && (this.#failure === undefined || this.#closed)) return
+        if (!condition() && signal?.aborted !== true && (this.#failure === undefined || this.#closed)) return
         clearInterval(alive)
-        signal.removeEventListener('abort', look)
+        signal?.removeEventListener('abort', look)
         this.#waiting.delete(look)
         resolve()
       }
-      signal.addEventListener('abort', look)
+      signal?.addEventListener('abort', look)
       this.#waiting.add(look)
       look()
     })

@@ -12,6 +12,7 @@ export interface Card {
   readonly port: number
   readonly host: string
   readonly pid: number
+  readonly chunkBytes: number
 }
 
 /**
@@ -29,13 +30,15 @@ export class Machines {
   /**
    * @param cards those of all ranks, in rank order
    * @param rank the rank of this process
-   * @throws RankwiseError `MPI_MACHINES` when what the ranks say of their machines does not fit together
+   * @throws RankwiseError `MPI_MACHINES` when what the ranks say of their machines does not fit together, `CHUNK_BYTES` when
+   * they have different ones
    */
   constructor(cards: readonly Card[], rank: number) {
     this.#cards = cards
     this.worldSize = cards.length
     this.ranks = groupByMachine(cards)
     for (const ranks of this.ranks) requireComplete(ranks, cards)
+    requireSameChunks(cards)
     this.own = this.machineOf(rank)
   }
 
@@ -91,5 +94,14 @@ function requireComplete(ranks: readonly number[], cards: readonly Card[]): void
     },
     rule: 'the ranks of a machine have LOCAL_RANK 0, 1, ... in rank order and LOCAL_WORLD_SIZE is their number',
     remedy: 'start all ranks with one launcher, in one container on each machine',
+  })
+}
+
+function requireSameChunks(cards: readonly Card[]): void {
+  const sizes = cards.map(({ chunkBytes }) => chunkBytes)
+  if (sizes.every((size) => size === sizes[0])) return
+  throw new RankwiseError('CHUNK_BYTES', 'the ranks have different chunks', {
+    actual: { chunkBytes: sizes },
+    rule: 'chunkBytes is the same on all ranks',
   })
 }

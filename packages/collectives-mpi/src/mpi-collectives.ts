@@ -20,7 +20,7 @@ import {
   Tensor,
   viewAs,
 } from '@rankwise/core'
-import { CACHE_LINE, CHUNK_BYTES, type ChunkMemory, HEADER_BYTES } from './chunk-memory.ts'
+import { CACHE_LINE, type ChunkMemory, HEADER_BYTES } from './chunk-memory.ts'
 import type { GroupState } from './group-state.ts'
 import type { Chunk, Leaders, Segments } from './leaders.ts'
 import type { Machines } from './machines.ts'
@@ -54,6 +54,7 @@ export class MpiCollectives implements Collectives {
   readonly #local: Collectives
   readonly #leaders: Leaders | undefined
   readonly #session: MpiSession | undefined
+  readonly #chunkBytes: number
   readonly #chunks: readonly [Chunk, Chunk]
   readonly #headers: Region
   #sequence = 0
@@ -69,6 +70,7 @@ export class MpiCollectives implements Collectives {
     this.#local = local
     this.#leaders = leaders
     this.#session = session
+    this.#chunkBytes = memory.chunkBytes
     this.#chunks = memory.chunks
     this.#headers = memory.headers
     state.onFailure = ({ what }) => local.abort(new Error(what))
@@ -219,8 +221,8 @@ export class MpiCollectives implements Collectives {
 
   async #pipeline(byteLength: number, { meet, exchange, spread }: Stages): Promise<void> {
     let previous: (() => Promise<void>) | undefined
-    for (let start = 0, turn = 0; start < byteLength; start += CHUNK_BYTES, turn++) {
-      const bytes = Math.min(CHUNK_BYTES, byteLength - start)
+    for (let start = 0, turn = 0; start < byteLength; start += this.#chunkBytes, turn++) {
+      const bytes = Math.min(this.#chunkBytes, byteLength - start)
       const chunk = this.#chunks[turn % 2] as Chunk
       await meet(chunk, start, bytes)
       const exchanged = exchange(chunk, bytes)
@@ -313,7 +315,7 @@ export class MpiCollectives implements Collectives {
 
   /** Parts of `byteLength` bytes of which a chunk holds one for every rank. */
   *#parts(byteLength: number, itemBytes: number): Generator<{ start: number; count: number }> {
-    const most = Math.max(Math.floor(CHUNK_BYTES / this.worldSize / CACHE_LINE) * CACHE_LINE, itemBytes)
+    const most = Math.max(Math.floor(this.#chunkBytes / this.worldSize / CACHE_LINE) * CACHE_LINE, itemBytes)
     for (let start = 0; start < byteLength; start += most) yield { start, count: Math.min(most, byteLength - start) }
   }
 }
