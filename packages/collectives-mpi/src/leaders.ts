@@ -1,3 +1,4 @@
+import { setImmediate } from 'node:timers/promises'
 import { reduce } from '@rankwise/collectives-local/internals'
 import { type DType, itemSize, type ReduceOp, viewAs } from '@rankwise/core'
 import type { Region, Transfer } from './mailbox.ts'
@@ -10,6 +11,11 @@ export type Segments = readonly { readonly start: number; readonly bytes: number
 export const WHOLE_BYTES = 64 * 2 ** 10
 /** Machines reduce whole cache lines. */
 const CACHE_LINE = 64
+
+/** Elements that are reduced at a time; 16-bit floats take 10 ns each in JavaScript. */
+const PIECE = 2 ** 17
+/** Longest time that a reduction holds the event loop, and about that of a piece. */
+const HOLD_MS = 5
 
 const HEADERS_TAG = 0
 const SCATTER_TAG = 1
@@ -62,16 +68,7 @@ export class Leaders {
       { direction: 'send', peer, ...within(chunk.data, segments[machine]) },
     ])
     await this.#mpi.run({ tag: chunk.tag(SCATTER_TAG), transfers })
-    const itemBytes = itemSize(dtype)
-    reduce(dtype, op, {
-      source: viewAs(dtype, received.bytes),
-      first: 0,
-      stride: bytes / itemBytes,
-      ranks: this.#machines,
-      target: viewAs(dtype, chunk.data.bytes),
-      targetStart: start / itemBytes,
-      count: bytes / itemBytes,
-    })
+    await this.#reduce(chunk, dtype, op, { start, bytes })
   }
 
   /** Fills the segments of the other machines. */
@@ -87,6 +84,28 @@ export class Leaders {
         ? this.#others((_, peer): Transfer[] => [{ ...span, direction: 'send', peer }])
         : [{ ...span, direction: 'receive', peer: this.#peers[source] as number }]
     return this.#mpi.run({ tag: chunk.tag(GATHER_TAG), transfers })
+  }
+
+  /** Adds what the machines have contributed, without holding the event loop for long. */
+  async #reduce(chunk: Chunk, dtype: DType, op: ReduceOp, { start, bytes }: Segments[number]): Promise<void> {
+    const itemBytes = itemSize(dtype)
+    const [source, target] = [viewAs(dtype, chunk.contributions.bytes), viewAs(dtype, chunk.data.bytes)]
+    const count = bytes / itemBytes
+    let released = performance.now()
+    for (let first = 0; first < count; first += PIECE) {
+      reduce(dtype, op, {
+        source,
+        first,
+        stride: count,
+        ranks: this.#machines,
+        target,
+        targetStart: start / itemBytes + first,
+        count: Math.min(PIECE, count - first),
+      })
+      if (performance.now() - released < HOLD_MS) continue
+      await setImmediate()
+      released = performance.now()
+    }
   }
 
   #gather(region: Region, segments: Segments, tag: number): Promise<void> {
