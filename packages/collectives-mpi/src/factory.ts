@@ -15,7 +15,7 @@ import { GroupState } from './group-state.ts'
 import { Leaders } from './leaders.ts'
 import { type Card, Machines } from './machines.ts'
 import { Mesh } from './mesh.ts'
-import { MpiCollectives } from './mpi-collectives.ts'
+import { LEFT, MpiCollectives } from './mpi-collectives.ts'
 import { MpiSession } from './session.ts'
 
 /** Options of a group; the defaults suit most. */
@@ -69,10 +69,6 @@ async function join(rendezvous: EnvironmentRendezvous, store: Store, chunkBytes:
     const card = cardOf(rendezvous, mesh, chunkBytes)
     const cards = await exchangeCards(store, card, rendezvous.worldSize, signal)
     const machines = new Machines(cards, rank)
-    if (machines.count === 1) {
-      mesh.close()
-      return await localCollectives(rendezvous, { store: storeOf(machines, store) })
-    }
     await mesh.connect(cards, signal)
     const state = new GroupState(mesh, machines, rank, timeoutMs)
     return await joinConnected({ rendezvous, store, machines, state, chunkBytes, signal })
@@ -100,6 +96,8 @@ async function joinConnected(connected: Connected): Promise<Collectives> {
   let local: Collectives | undefined
   let session: MpiSession | undefined
   try {
+    machines.validate()
+    if (machines.count === 1) return await joinOneMachine(connected)
     local = await joinMachine(rendezvous, machines, store)
     session = await MpiSession.join(machines, rank, state, chunkMemoryBytes(machines, chunkBytes))
     await state.ready()
@@ -137,6 +135,15 @@ function couldNotJoin(rank: number, cause: unknown): Failure {
   const [line = ''] = (cause instanceof Error ? cause.message : String(cause)).split('\n')
   const code = cause instanceof RankwiseError ? cause.code : 'RANK_LOST'
   return { code, what: `rank ${rank} could not join: ${line.replace(`[${code}] `, '')}`, ranks: [rank], cause }
+}
+
+/** The connections between the ranks are of no use where they share memory. */
+async function joinOneMachine({ rendezvous, store, machines, state }: Connected): Promise<Collectives> {
+  const local = await localCollectives(rendezvous, { store: storeOf(machines, store) })
+  await state.ready()
+  state.leave(0, LEFT)
+  state.close()
+  return local
 }
 
 /** The group of the ranks of this machine. */

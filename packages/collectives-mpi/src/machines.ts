@@ -30,16 +30,23 @@ export class Machines {
   /**
    * @param cards those of all ranks, in rank order
    * @param rank the rank of this process
-   * @throws RankwiseError `MPI_MACHINES` when what the ranks say of their machines does not fit together, `CHUNK_BYTES` when
-   * they have different ones
    */
   constructor(cards: readonly Card[], rank: number) {
     this.#cards = cards
     this.worldSize = cards.length
     this.ranks = groupByMachine(cards)
-    for (const ranks of this.ranks) requireComplete(ranks, cards)
-    requireSameChunks(cards)
     this.own = this.machineOf(rank)
+  }
+
+  /**
+   * Checks that what the ranks say of themselves fits together.
+   *
+   * @throws RankwiseError `MPI_MACHINES`, `CHUNK_BYTES`, `RENDEZVOUS_ADDRESS`
+   */
+  validate(): void {
+    for (const ranks of this.ranks) requireComplete(ranks, this.#cards)
+    requireSameChunks(this.#cards)
+    requireReachable(this.#cards)
   }
 
   get count(): number {
@@ -104,4 +111,20 @@ function requireSameChunks(cards: readonly Card[]): void {
     actual: { chunkBytes: sizes },
     rule: 'chunkBytes is the same on all ranks',
   })
+}
+
+/** Where all run on one kernel, "machines" may meet at a loopback address. */
+function requireReachable(cards: readonly Card[]): void {
+  const [first] = cards
+  const own = cards.find(({ address }) => isLoopback(address))
+  if (own === undefined || cards.every(({ machine }) => machine === first?.machine)) return
+  throw new RankwiseError('RENDEZVOUS_ADDRESS', `rank ${own.rank} can be reached from its own machine only`, {
+    actual: { address: own.address },
+    rule: 'MASTER_ADDR is an address of rank 0 that means the same on every machine',
+    remedy: 'give the IP address of the machine of rank 0 as MASTER_ADDR',
+  })
+}
+
+function isLoopback(address: string): boolean {
+  return address.startsWith('127.') || address === '::1'
 }

@@ -327,7 +327,8 @@ interface Stages {
   spread(chunk: Chunk, start: number, bytes: number): Promise<void>
 }
 
-const LEFT: Failure = {
+/** What operations of a rank fail with after it has left. */
+export const LEFT: Failure = {
   code: 'COLLECTIVES_DESTROYED',
   what: 'this rank has left the group',
   ranks: [],

@@ -21,7 +21,7 @@ export type Command =
   | { do: 'init'; rendezvous: EnvironmentRendezvous; options: InitOptions }
   | { do: 'run'; call: Call }
   | { do: 'abort'; message: string }
-  | { do: 'block'; ms: number }
+  | { do: 'setLibrary'; path: string | undefined }
   | { do: 'abortSignal' | 'held' | 'destroy' | 'finish' }
 
 export interface InitOptions {
@@ -79,7 +79,8 @@ class RankProcess {
   ask(command: Command): Promise<Reply> {
     const id = ++this.#commands
     const reply = new Promise<Reply>((resolve) => this.#pending.set(id, resolve))
-    this.child.send({ ...command, id })
+    // Whoever has left gets no command; the exit below is the reply.
+    if (this.child.connected) this.child.send({ ...command, id })
     const exit = this.exited.then(({ code, signal }) => ({
       id,
       error: { code: 'EXITED', message: `${code} ${signal}` },

@@ -59,13 +59,6 @@ function commandOf(pid: string): string {
   return readFileSync(`/proc/${pid}/cmdline`, 'utf8')
 }
 
-function block(ms: number): void {
-  const end = performance.now() + ms
-  while (performance.now() < end) {
-    // hold the event loop, as a synchronous native call does
-  }
-}
-
 async function obey(command: Command): Promise<unknown> {
   switch (command.do) {
     case 'init':
@@ -77,8 +70,10 @@ async function obey(command: Command): Promise<unknown> {
       return controller.abort(new Error('the user pressed stop'))
     case 'abort':
       return group().abort(new Error(command.message))
-    case 'block':
-      return block(command.ms)
+    case 'setLibrary':
+      if (command.path === undefined) delete process.env.RANKWISE_MPI_LIBRARY
+      else process.env.RANKWISE_MPI_LIBRARY = command.path
+      return undefined
     case 'held':
       return held()
     case 'destroy':
