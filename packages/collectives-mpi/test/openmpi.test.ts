@@ -1,5 +1,8 @@
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
+import { mkdtemp, readdir, readFile, rm } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
 import { text } from 'node:stream/consumers'
 import { fileURLToPath } from 'node:url'
 import fc from 'fast-check'
@@ -18,24 +21,25 @@ const MPIRUN = 'mpirun.openmpi'
 
 interface Outcome {
   readonly code: number | null
-  readonly stdout: string
-  readonly stderr: string
+  /** What each rank has written, in rank order. */
+  readonly results: readonly Record<string, unknown>[]
 }
 
 /** Runs a worker as four ranks, two on each of two "machines". */
-async function mpirun(task: unknown, options: readonly string[] = []): Promise<Outcome> {
-  const flags = ['--allow-run-as-root', '--oversubscribe', '-np', '4', ...options]
-  const child = spawn(MPIRUN, [...flags, process.execPath, ...SOURCES, WORKER, JSON.stringify(task)])
-  const [stdout, stderr, [code]] = await Promise.all([text(child.stdout), text(child.stderr), once(child, 'exit')])
-  return { code, stdout, stderr }
-}
-
-/** What each rank has printed: one line of JSON. */
-function resultsOf({ stdout, stderr }: Outcome): Record<string, unknown>[] {
-  const lines = stdout.split('\n').filter((line) => line.startsWith('{'))
-  const results = lines.map((line) => JSON.parse(line) as Record<string, unknown>)
-  if (results.length === 0) throw new Error(`no rank has printed a result:\n${stdout}${stderr}`)
-  return results.sort((a, b) => Number(a.rank) - Number(b.rank))
+async function mpirun(task: object): Promise<Outcome> {
+  const folder = await mkdtemp(join(tmpdir(), 'rankwise-mpirun-'))
+  try {
+    const flags = ['--allow-run-as-root', '--oversubscribe', '-np', '4']
+    const args = [...flags, process.execPath, ...SOURCES, WORKER, JSON.stringify({ ...task, folder })]
+    const child = spawn(MPIRUN, args, { stdio: ['ignore', 'pipe', 'pipe'] })
+    const [stdout, stderr, [code]] = await Promise.all([text(child.stdout), text(child.stderr), once(child, 'exit')])
+    const names = (await readdir(folder)).sort()
+    if (names.length === 0) throw new Error(`no rank has written a result:\n${stdout}${stderr}`)
+    const files = await Promise.all(names.map((name) => readFile(join(folder, name), 'utf8')))
+    return { code, results: files.map((file) => JSON.parse(file) as Record<string, unknown>) }
+  } finally {
+    await rm(folder, { recursive: true, force: true })
+  }
 }
 
 const decode = (encoded: unknown) =>
@@ -47,7 +51,7 @@ describe.runIf(isInstalled('OpenMPI (Debian: apt-get install openmpi-bin)', MPIR
     test('random calls on two machines with two ranks each', { timeout: 90_000 }, async () => {
       const calls: Plan[] = fc.sample(plans(4), { numRuns: 30, seed: 1 })
       const outcome = await mpirun({ plans: calls })
-      const results = resultsOf(outcome).map(({ results: encoded }) => decode(encoded))
+      const results = outcome.results.map(({ results: encoded }) => decode(encoded))
       expect(results).toHaveLength(4)
       for (const [i, plan] of calls.entries()) {
         expect(
@@ -62,11 +66,10 @@ describe.runIf(isInstalled('OpenMPI (Debian: apt-get install openmpi-bin)', MPIR
     })
 
     test('survivors name a rank that is killed before mpirun ends them', { timeout: 90_000 }, async () => {
-      const outcome = await mpirun({ kill: 2 })
-      const results = resultsOf(outcome)
+      const { code: exitCode, results } = await mpirun({ kill: 2 })
       expect(results.map(({ rank }) => rank)).toEqual([0, 1, 3])
       for (const { code, ranks } of results) expect({ code, ranks }).toEqual({ code: 'RANK_LOST', ranks: [2] })
-      expect(outcome.code).not.toBe(0)
+      expect(exitCode).not.toBe(0)
     })
   },
 )

@@ -1,16 +1,19 @@
-import { writeSync } from 'node:fs'
+import { writeFileSync } from 'node:fs'
+import { join } from 'node:path'
 import { setTimeout } from 'node:timers/promises'
 import { type RankwiseError, rendezvousFromEnv } from '@rankwise/core'
 import { mpiCollectives } from '../../src/index.ts'
 import { callOn } from '../call.ts'
 import { callOf, type Plan } from '../plans.ts'
 
-// A rank that mpirun starts: what to do comes as an argument, what came of it goes out as one line of JSON.
+// A rank that mpirun starts: what to do comes as an argument, what came of it goes into a file: mpirun mixes
+// what the ranks print.
 
 /** Ranks are told that two of them share a machine. */
 const PER_MACHINE = 2
 
-const { plans = [], kill } = JSON.parse(process.argv[2] as string) as { plans?: Plan[]; kill?: number }
+const task = JSON.parse(process.argv[2] as string) as { folder: string; plans?: Plan[]; kill?: number }
+const { folder, plans = [], kill } = task
 const rendezvous = rendezvousFromEnv()
 const { rank } = rendezvous
 const group = await mpiCollectives(
@@ -24,7 +27,7 @@ if (kill === undefined) {
     const tensors = await callOn(group, callOf(plan, rank))
     results.push(tensors.map((bytes) => Buffer.from(bytes).toString('base64')))
   }
-  print({ rank, results })
+  write({ rank, results })
 } else {
   await group.barrier()
   if (rank === kill) {
@@ -32,12 +35,11 @@ if (kill === undefined) {
     process.kill(process.pid, 'SIGKILL')
   }
   const { code, actual } = (await group.barrier().catch((error) => error)) as RankwiseError
-  print({ rank, code, ranks: actual.ranks })
+  write({ rank, code, ranks: actual.ranks })
 }
 await group.destroy()
 
-/** At once and whole: mpirun may end this process at any moment. */
-function print(value: unknown): void {
-  const line = Buffer.from(`${JSON.stringify(value)}\n`)
-  for (let written = 0; written < line.length; ) written += writeSync(1, line, written)
+/** At once: mpirun may end this process at any moment. */
+function write(value: unknown): void {
+  writeFileSync(join(folder, `${rank}.json`), JSON.stringify(value))
 }
