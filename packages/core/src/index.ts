@@ -26,7 +26,14 @@ export { type FromHubOptions, type FromPretrainedOptions, hubOptionsOf } from '.
 export * from './process-group.ts'
 export { readConfig } from './read-config.ts'
 export * from './rendezvous.ts'
-export { type SaveOptions, type SaveProgress, ShardedCheckpoint, type ShardedCheckpointOptions } from './save/index.ts'
+export {
+  type SaveOptions,
+  type SaveProgress,
+  ShardedCheckpoint,
+  type ShardedCheckpointOptions,
+  type WriteSafetensorsOptions,
+  writeSafetensors,
+} from './save/index.ts'
 export * from './segment.ts'
 export type { SplitOptions } from './split-weights.ts'
 export type { Store, StoreWaitOptions } from './store.ts'

@@ -1,4 +1,4 @@
-import { join } from 'node:path'
+import { join, posix } from 'node:path'
 import type { Backend, DeviceTensor } from './backend.ts'
 import { checkPlan, collectivesFor, joinedCollectives, type PlannedClass, type PlannedModel } from './check-plan.ts'
 import type { Collectives } from './collectives.ts'
@@ -277,7 +277,11 @@ async function loadModel<M extends ModelMixin>(
   const tpDegree = parallelConfig?.tpDegree ?? 1
   const weightsName = type.weightsName ?? DEFAULT_WEIGHTS_NAME
   const directory = join(
-    await localFolder(place, { folders: [subfolder], weightsNames: [weightsName] }, signal),
+    await localFolder(
+      place,
+      { files: [posix.join(subfolder, 'config.json')], folders: [subfolder], weightsNames: [weightsName] },
+      signal,
+    ),
     subfolder,
   )
   const configPath = join(directory, 'config.json')

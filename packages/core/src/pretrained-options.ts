@@ -1,4 +1,5 @@
 import type { Backend } from './backend.ts'
+import { ADAPTERS_RULE } from './checkpoint/foreign-checkpoint.ts'
 import type { DType } from './dtype.ts'
 import { RankwiseError } from './errors.ts'
 import type { DownloadMode, HubOptions } from './hub/index.ts'
@@ -92,6 +93,12 @@ const REFUSED_OPTIONS: Readonly<Record<string, Refusal>> = {
     rule: 'weights are read from safetensors, of which each rank reads its own slices',
     remedy: 'convert the checkpoint with safe_serialization=True',
   },
+  ddufFile: {
+    code: 'CHECKPOINT_FORMAT',
+    harmless: [undefined, null],
+    rule: 'a DDUF file is an archive of a whole pipeline: weights are read from the safetensors files of a folder',
+    remedy: 'unpack the archive and load the folder',
+  },
   ignoreMismatchedSizes: {
     code: 'MISMATCHED_SIZES_UNSUPPORTED',
     harmless: [undefined, false],
@@ -113,7 +120,7 @@ const REFUSED_OPTIONS: Readonly<Record<string, Refusal>> = {
   adapters: {
     code: 'ADAPTERS_UNSUPPORTED',
     harmless: [undefined, null],
-    rule: 'a plan covers the Linears of the base model; adapter weights would stay whole and give wrong sums',
+    rule: ADAPTERS_RULE,
     remedy: 'fuse the adapter into the checkpoint before loading',
   },
 }

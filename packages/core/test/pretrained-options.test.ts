@@ -48,6 +48,7 @@ describe('fromPretrained refuses before any weight is read', () => {
     ['ignoreMismatchedSizes', { ignoreMismatchedSizes: true }, 'MISMATCHED_SIZES_UNSUPPORTED'],
     ['an offload folder', { offloadFolder: '/tmp' }, 'OFFLOAD_UNSUPPORTED'],
     ['an offloaded state dict', { offloadStateDict: true }, 'OFFLOAD_UNSUPPORTED'],
+    ['a DDUF file', { ddufFile: 'flux.dduf' }, 'CHECKPOINT_FORMAT'],
     ['adapters', { adapters: ['style'] }, 'ADAPTERS_UNSUPPORTED'],
     ['an option that nobody has', { torchDtype: 'float32' }, 'OPTION_UNKNOWN'],
     ['a dtype the backend cannot take', { dtype: 'bfloat16' }, 'DTYPE_UNSUPPORTED'],
@@ -83,7 +84,38 @@ describe('fromPretrained refuses before any weight is read', () => {
     await rm(folder, { recursive: true })
   })
 
-  it.each(['bin', 'pt', 'ckpt', 'gguf'])('weights as .%s', async (ending) => {
+  it.each([
+    ['flux.dduf', 'CHECKPOINT_FORMAT'],
+    ['flux.gguf', 'CHECKPOINT_FORMAT'],
+    ['model.bin', 'CHECKPOINT_FORMAT'],
+    ['pytorch_lora_weights.safetensors', 'ADAPTERS_UNSUPPORTED'],
+    ['adapter_model.safetensors', 'ADAPTERS_UNSUPPORTED'],
+    ['My-LoRA-v2.safetensors', 'ADAPTERS_UNSUPPORTED'],
+    ['flux.safetensors', 'CONFIG_NOT_FOUND'],
+  ])('%s, as a file and alone in a folder', async (file, code) => {
+    const folder = await mkdtemp(join(tmpdir(), 'rankwise-foreign-'))
+    await writeFile(join(folder, file), 'x')
+    await expect(Mlp.fromPretrained(folder, { backend })).rejects.toMatchObject({ code })
+    await expect(Mlp.fromPretrained(join(folder, file), { backend })).rejects.toMatchObject({ code })
+    await rm(folder, { recursive: true })
+  })
+
+  it.each([
+    'layers.0.lora_A.weight',
+    'base_model.model.layers.0.lora_B.default.weight',
+    'layers.0.base_layer.weight',
+    'transformer.layers.0.lora.up.weight',
+    'layers.0.lokr_w1',
+  ])('a checkpoint with the adapter weight %s', async (name) => {
+    const folder = await mkdtemp(join(tmpdir(), 'rankwise-adapter-'))
+    await writeFile(join(folder, 'config.json'), '{}')
+    const weights = new Map([...mlpWeights(), [name, Tensor.zeros('float32', [4, 4])] as const])
+    await writeSafetensors(join(folder, 'diffusion_pytorch_model.safetensors'), weights)
+    await expect(Mlp.fromPretrained(folder, { backend })).rejects.toMatchObject({ code: 'ADAPTERS_UNSUPPORTED' })
+    await rm(folder, { recursive: true })
+  })
+
+  it.each(['bin', 'pt', 'ckpt', 'gguf', 'dduf'])('weights as .%s', async (ending) => {
     const folder = await mkdtemp(join(tmpdir(), 'rankwise-format-'))
     await writeFile(join(folder, 'config.json'), '{}')
     await writeFile(join(folder, `diffusion_pytorch_model.${ending}`), 'x')
