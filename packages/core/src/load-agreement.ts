@@ -1,7 +1,7 @@
 import { setTimeout as delay } from 'node:timers/promises'
 import type { Collectives } from './collectives.ts'
 import { RankwiseError } from './errors.ts'
-import { Tensor } from './tensor.ts'
+import { exchangeReports, type Outcome, outcomeOf, type RankReport, reportOf } from './rank-report.ts'
 
 /** How `loadTogether` works. */
 export interface LoadTogetherOptions<T> {
@@ -18,9 +18,6 @@ export interface LoadTogetherOptions<T> {
  * call to the disk or the network. A question takes less than 0.1 ms between the ranks of one machine.
  */
 const INTERVAL_MS = 100
-
-/** In which a rank says how far it is and, where it failed, why. */
-const REPORT_BYTES = 2048
 
 /**
  * Loads a model on all ranks of a group, or on none: while a rank loads, it hears of the failures of the others, and all
@@ -62,16 +59,6 @@ export async function loadTogether<T>(
   })
 }
 
-type Outcome<T> = { readonly value: T } | { readonly error: unknown }
-
-async function outcomeOf<T>(work: () => Promise<T>): Promise<Outcome<T>> {
-  try {
-    return { value: await work() }
-  } catch (error) {
-    return { error }
-  }
-}
-
 /** Loads that run or wait for their turn: the questions of two at once would be taken for each other's. */
 const queues = new WeakMap<Collectives, Promise<unknown>>()
 
@@ -97,7 +84,7 @@ async function agree(
     if (states.every(({ kind }) => kind === 'loaded')) return
     const rank = states.findIndex(({ kind }) => kind === 'failed')
     if (rank < 0) continue
-    throw own.kind === 'failed' ? own.error : failedElsewhere(rank, states[rank] as Reported)
+    throw own.kind === 'failed' ? own.error : failedElsewhere(rank, states[rank] as Report)
   }
 }
 
@@ -124,53 +111,19 @@ async function outcomeWithin<T>(outcome: Promise<Outcome<T>>, milliseconds: numb
   }
 }
 
+type Report = RankReport<State['kind']>
+
 /** What every rank says, in rank order. @throws this rank's own error, or else that of the collectives */
-async function exchange(own: State, collectives: Collectives): Promise<readonly Reported[]> {
+async function exchange(own: State, collectives: Collectives): Promise<readonly Report[]> {
   try {
-    // No signal: it would end the group, and not only the load.
-    const { data } = await collectives.allGather(new Tensor('uint8', [REPORT_BYTES], encode(own)))
-    return Array.from({ length: collectives.worldSize }, (_, rank) =>
-      decode((data as Uint8Array).subarray(rank * REPORT_BYTES, (rank + 1) * REPORT_BYTES)),
-    )
+    return await exchangeReports(reportOf(own.kind, own.kind === 'failed' ? own : undefined), collectives)
   } catch (error) {
     // The others learn from the collectives that something is wrong; here, why this rank failed is worth more.
     throw own.kind === 'failed' ? own.error : error
   }
 }
 
-/** What a rank says. */
-interface Reported {
-  readonly kind: State['kind']
-  /** Of its error, if it failed. */
-  readonly code: string
-  readonly message: string
-}
-
-/** Lines: the state, the code, the message, which is cut to fit. */
-function encode(state: State): Uint8Array {
-  const bytes = new Uint8Array(REPORT_BYTES)
-  const { code, message } = describe(state)
-  new TextEncoder().encodeInto([state.kind, code, message].join('\n'), bytes)
-  return bytes
-}
-
-function describe(state: State): { readonly code: string; readonly message: string } {
-  if (state.kind !== 'failed') return { code: '', message: '' }
-  const { error } = state
-  return {
-    code: error instanceof RankwiseError ? error.code : 'ERROR',
-    message: error instanceof Error ? error.message : String(error),
-  }
-}
-
-function decode(bytes: Uint8Array): Reported {
-  const end = bytes.indexOf(0)
-  const text = new TextDecoder().decode(end < 0 ? bytes : bytes.subarray(0, end))
-  const [kind, code = '', ...message] = text.split('\n')
-  return { kind: kind as State['kind'], code, message: message.join('\n') }
-}
-
-function failedElsewhere(rank: number, { code, message }: Reported): RankwiseError {
+function failedElsewhere(rank: number, { code, message }: Report): RankwiseError {
   return new RankwiseError('LOAD_FAILED_ELSEWHERE', `rank ${rank} failed to load`, {
     actual: { rank, code, message },
     rule: 'the ranks of a group load a model together or not at all',

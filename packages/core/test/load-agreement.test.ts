@@ -163,7 +163,7 @@ describe('ranks that load together', () => {
       loadBoth(ranks[0] as Collectives, [0, 50]),
       loadBoth(ranks[1] as Collectives, [50, 0]),
     ])
-    expect(first?.[0]?.error).toMatchObject({ code: 'LOAD_FAILED_ELSEWHERE', actual: { rank: 1, code: 'ERROR' } })
+    expect(first?.[0]?.error).toMatchObject({ code: 'LOAD_FAILED_ELSEWHERE', actual: { rank: 1, code: 'RANK_FAILED' } })
     expect(second?.[0]?.error?.message).toBe('no room')
     expect([first?.[1]?.value, second?.[1]?.value]).toEqual(['b', 'b'])
     expect(events.filter((event) => event.startsWith('0'))).toEqual([
