@@ -2,6 +2,7 @@ import { setTimeout as delay } from 'node:timers/promises'
 import type { Collectives } from './collectives.ts'
 import { RankwiseError } from './errors.ts'
 import { exchangeReports, type Outcome, outcomeOf, type RankReport, reportOf } from './rank-report.ts'
+import { Turns } from './turns.ts'
 
 /** How `loadTogether` works. */
 export interface LoadTogetherOptions<T> {
@@ -18,6 +19,8 @@ export interface LoadTogetherOptions<T> {
  * call to the disk or the network. A question takes less than 0.1 ms between the ranks of one machine.
  */
 const INTERVAL_MS = 100
+
+const turns = new Turns()
 
 /**
  * Loads a model on all ranks of a group, or on none: while a rank loads, it hears of the failures of the others, and all
@@ -45,30 +48,17 @@ export async function loadTogether<T>(
   const stop = new AbortController()
   const signal = own === undefined ? stop.signal : AbortSignal.any([own, stop.signal])
   if (collectives === undefined || collectives.worldSize === 1) return load(signal)
-  return oneAtATime(collectives, async () => {
-    const outcome = outcomeOf(() => load(signal))
-    try {
-      await agree(outcome, collectives, own)
-    } catch (error) {
-      stop.abort(error)
-      const settled = await outcome
-      if ('value' in settled) await release(settled.value)
-      throw error
-    }
-    return ((await outcome) as { readonly value: T }).value
-  })
-}
-
-/** Loads that run or wait for their turn: the questions of two at once would be taken for each other's. */
-const queues = new WeakMap<Collectives, Promise<unknown>>()
-
-function oneAtATime<T>(collectives: Collectives, work: () => Promise<T>): Promise<T> {
-  const result = (queues.get(collectives) ?? Promise.resolve()).then(work)
-  queues.set(
-    collectives,
-    result.catch(() => {}),
-  )
-  return result
+  using _turn = await turns.take(collectives)
+  const outcome = outcomeOf(() => load(signal))
+  try {
+    await agree(outcome, collectives, own)
+  } catch (error) {
+    stop.abort(error)
+    const settled = await outcome
+    if ('value' in settled) await release(settled.value)
+    throw error
+  }
+  return ((await outcome) as { readonly value: T }).value
 }
 
 /** Resolves when every rank has loaded. @throws as `loadTogether` */

@@ -27,6 +27,7 @@ import { type SplitOptions, splitWeights } from './split-weights.ts'
 import type { Tensor } from './tensor.ts'
 import type { TracedTensor } from './traced-tensor.ts'
 import { trace } from './tracer.ts'
+import { Turns } from './turns.ts'
 
 /** A model class, as `fromPretrained` and reports need it. */
 export interface ModelClass<M extends ModelMixin> extends PlannedClass {
@@ -221,7 +222,10 @@ export abstract class ModelMixin extends Module implements PlannedModel {
     return backend.download(weight)
   }
 
-  /** Runs a forward on concrete tensors. It is traced, placed and compiled once per method and input shapes. */
+  /**
+   * Runs a forward on concrete tensors. It is traced, placed and compiled once per method and input shapes. Runs of split
+   * models of one group follow each other in the order of the calls.
+   */
   protected async execute<I extends Record<string, Tensor>>(
     method: string,
     inputs: I,
@@ -231,6 +235,7 @@ export abstract class ModelMixin extends Module implements PlannedModel {
     const shapes = Object.entries(inputs).map(([name, { dtype, shape }]) => `${name}:${dtype}[${shape.join()}]`)
     const key = `${method} ${shapes.join(' ')}`
     const { backend, collectives, weights, dtype, placements, tpDegree } = this.#loaded()
+    using _turn = await turns.take(collectives)
     const compile = async () => {
       const graph = trace(`${this.constructor.name}.${method}`, this, inputs, forward, dtype)
       return GraphExecutor.compile(partition(graph, placements, tpDegree), { backend, collectives, weights })
@@ -265,6 +270,8 @@ export abstract class ModelMixin extends Module implements PlannedModel {
 }
 
 const DEFAULT_WEIGHTS_NAME = 'diffusion_pytorch_model'
+
+const turns = new Turns()
 
 /** Everything of a load that can fail on one rank alone. */
 async function loadModel<M extends ModelMixin>(
