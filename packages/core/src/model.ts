@@ -8,7 +8,7 @@ import { GraphExecutor, type RunOptions } from './executor.ts'
 import { ExecutorCache } from './executor-cache.ts'
 import type { Graph } from './graph.ts'
 import { type FileSelection, type HubRepository, openWeights as openHubWeights, openPretrained } from './hub/index.ts'
-import { loadTogether } from './load-agreement.ts'
+import { type FromFirst, loadTogether } from './load-agreement.ts'
 import { type LoadedWeights, type LoadReport, type LoadWeightsOptions, loadWeights } from './load-weights.ts'
 import { Module } from './module.ts'
 import type { TensorParallelConfig } from './parallel-config.ts'
@@ -27,7 +27,7 @@ import { type SplitOptions, splitWeights } from './split-weights.ts'
 import type { Tensor } from './tensor.ts'
 import type { TracedTensor } from './traced-tensor.ts'
 import { trace } from './tracer.ts'
-import { Turns } from './turns.ts'
+import { turns } from './turns.ts'
 
 /** A model class, as `fromPretrained` and reports need it. */
 export interface ModelClass<M extends ModelMixin> extends PlannedClass {
@@ -88,7 +88,7 @@ export abstract class ModelMixin extends Module implements PlannedModel {
    * @param pathOrId - folder of the model or, with `subfolder`, of its pipeline; or the id of either on a hub, `org/name`
    * @throws RankwiseError `OPTION_UNKNOWN`, `*_UNSUPPORTED`, `CONFIG_NOT_FOUND`, `CONFIG_INVALID`, `DTYPE_UNSUPPORTED`,
    *   `PLAN_*`, `HEADS_NOT_DIVISIBLE`, `BLOCK_NOT_DIVISIBLE`, `PLACEMENT_*`, `PROCESS_GROUP_NOT_INITIALIZED`,
-   *   `TP_DEGREE_WORLD_SIZE`, `WEIGHTS_*`, `CHECKPOINT_*`, `SAFETENSORS_*`, `LOAD_FAILED_ELSEWHERE`, `HUB_*`,
+   *   `TP_DEGREE_WORLD_SIZE`, `WEIGHTS_*`, `CHECKPOINT_*`, `SAFETENSORS_*`, `LOAD_FAILED_ELSEWHERE`, `LOAD_DIFFERS`, `HUB_*`,
    *   `ABORTED`
    */
   static async fromPretrained<M extends ModelMixin>(
@@ -96,16 +96,14 @@ export abstract class ModelMixin extends Module implements PlannedModel {
     pathOrId: string,
     options: FromPretrainedOptions,
   ): Promise<M> {
-    checkOptions(this.name, options)
-    const collectives = joinedCollectives(options.parallelConfig?.tpDegree ?? 1)
-    // Ranks agree on the commit before they load, since a branch may move on meanwhile.
-    const hub = { ...hubOptionsOf(options), signal: options.signal, collectives }
-    const opening = openPretrained(pathOrId, hub)
-    // Where it fails, it fails in the load: the other ranks hear of that.
-    await opening.catch(() => {})
-    const load = async (signal: AbortSignal) => loadModel(this, (await opening) ?? pathOrId, { ...options, signal })
+    // All that can fail, fails in the load: the other ranks hear of that.
+    const load = async (signal: AbortSignal, fromFirst: FromFirst) => {
+      checkOptions(this.name, options)
+      const repository = await openPretrained(pathOrId, { ...hubOptionsOf(options), signal, fromFirst })
+      return loadModel(this, repository ?? pathOrId, { ...options, signal })
+    }
     const { model, runtime } = await loadTogether(load, {
-      collectives,
+      collectives: joinedCollectives(options.parallelConfig?.tpDegree ?? 1),
       signal: options.signal,
       release: ({ runtime }) => disposeWeights(runtime),
     })
@@ -270,8 +268,6 @@ export abstract class ModelMixin extends Module implements PlannedModel {
 }
 
 const DEFAULT_WEIGHTS_NAME = 'diffusion_pytorch_model'
-
-const turns = new Turns()
 
 /** Everything of a load that can fail on one rank alone. */
 async function loadModel<M extends ModelMixin>(
