@@ -70,6 +70,7 @@ interface Runtime extends LoadedWeights {
 /** A model that loads its weights from a checkpoint folder and runs on a backend, whole or split over ranks. */
 export abstract class ModelMixin extends Module implements PlannedModel {
   #runtime: Runtime | undefined
+  #isSplitting = false
   readonly #executors = new ExecutorCache()
 
   /** Number of attention heads, which a tensor-parallel degree has to divide; undefined where there are none. */
@@ -117,32 +118,23 @@ export abstract class ModelMixin extends Module implements PlannedModel {
    *
    * @throws RankwiseError `MODEL_NOT_LOADED`, `PARALLEL_ALREADY`, `PARALLEL_CONFIG_INVALID`,
    *   `CONTEXT_PARALLEL_UNSUPPORTED`, `PLAN_*`, `HEADS_NOT_DIVISIBLE`, `BLOCK_NOT_DIVISIBLE`, `PLACEMENT_*`,
-   *   `PROCESS_GROUP_NOT_INITIALIZED`, `TP_DEGREE_WORLD_SIZE`, `ABORTED`
+   *   `PROCESS_GROUP_NOT_INITIALIZED`, `TP_DEGREE_WORLD_SIZE`, `LOAD_FAILED_ELSEWHERE`, `ABORTED`
    */
   async enableParallelism(config: TensorParallelConfig, options: SplitOptions = {}): Promise<void> {
-    const runtime = this.#loaded()
-    const { type } = runtime
-    checkParallelConfig(type.name, config)
-    if (runtime.isParallel) {
-      throw new RankwiseError('PARALLEL_ALREADY', 'the model is split already', {
-        where: type.name,
-        actual: { tpDegree: runtime.tpDegree },
-        rule: 'a model is split once',
-        remedy: 'load it again with another degree',
-      })
-    }
-    const { tpDegree } = config
-    const placements = checkPlan(type, this, tpDegree, true)
-    const collectives = collectivesFor(type.name, tpDegree)
-    const target = { ...options, placements, tpDegree, rank: collectives?.rank ?? 0 }
-    const split = await loadTogether((signal) => splitWeights(type.name, runtime, { ...target, signal }), {
-      collectives,
+    const split = await loadTogether((signal) => this.#split(config, { ...options, signal }), {
+      collectives: joinedCollectives((config as TensorParallelConfig | undefined)?.tpDegree ?? 1),
       signal: options.signal,
-      release: ({ weights }) => disposeSplit(weights, runtime.weights),
+      release: ({ whole, runtime }) => disposeSplit(runtime.weights, whole.weights),
     })
+    const { whole, runtime } = split
+    if (this.#runtime !== whole) {
+      disposeSplit(runtime.weights, whole.weights)
+      throw modelNotLoaded(whole.type.name)
+    }
+    this.#runtime = runtime
+    // What runs from here on must not find what was compiled for the whole weights.
     await this.#executors.dispose()
-    disposeSplit(runtime.weights, split.weights)
-    this.#runtime = { ...runtime, ...split, tpDegree, isParallel: true, placements, collectives }
+    disposeSplit(whole.weights, runtime.weights)
   }
 
   /**
@@ -177,6 +169,7 @@ export abstract class ModelMixin extends Module implements PlannedModel {
   async saveShards(directory: string, options: SaveProgressOptions = {}): Promise<void> {
     const runtime = this.#loaded()
     const { placements, collectives } = runtime
+    using _turn = await turns.take(collectives)
     await saveShards(directory, { ...this.#saveOptions(runtime, options), placements, collectives })
   }
 
@@ -232,13 +225,44 @@ export abstract class ModelMixin extends Module implements PlannedModel {
   ): Promise<Record<string, Tensor>> {
     const shapes = Object.entries(inputs).map(([name, { dtype, shape }]) => `${name}:${dtype}[${shape.join()}]`)
     const key = `${method} ${shapes.join(' ')}`
+    using _turn = await turns.take(this.#loaded().collectives)
+    // Not before: whoever had the turn may have split the model.
     const { backend, collectives, weights, dtype, placements, tpDegree } = this.#loaded()
-    using _turn = await turns.take(collectives)
     const compile = async () => {
       const graph = trace(`${this.constructor.name}.${method}`, this, inputs, forward, dtype)
       return GraphExecutor.compile(partition(graph, placements, tpDegree), { backend, collectives, weights })
     }
     return this.#executors.use(key, compile, (executor) => executor.run(inputs, options))
+  }
+
+  /** This model split, while it stays whole. */
+  async #split(config: TensorParallelConfig, options: SplitOptions): Promise<{ whole: Runtime; runtime: Runtime }> {
+    const whole = this.#loaded()
+    const { type } = whole
+    checkParallelConfig(type.name, config)
+    if (whole.isParallel || this.#isSplitting) {
+      throw new RankwiseError('PARALLEL_ALREADY', 'the model is split already', {
+        where: type.name,
+        actual: { tpDegree: whole.isParallel ? whole.tpDegree : 'being split' },
+        rule: 'a model is split once',
+        remedy: 'load it again with another degree',
+      })
+    }
+    const { tpDegree } = config
+    const placements = checkPlan(type, this, tpDegree, true)
+    const collectives = collectivesFor(type.name, tpDegree)
+    this.#isSplitting = true
+    try {
+      const split = await splitWeights(type.name, whole, {
+        ...options,
+        placements,
+        tpDegree,
+        rank: collectives?.rank ?? 0,
+      })
+      return { whole, runtime: { ...whole, ...split, tpDegree, isParallel: true, placements, collectives } }
+    } finally {
+      this.#isSplitting = false
+    }
   }
 
   #saveOptions({ type, config, weights, backend }: Runtime, options: SaveProgressOptions) {
@@ -257,12 +281,7 @@ export abstract class ModelMixin extends Module implements PlannedModel {
   }
 
   #loaded(): Runtime {
-    if (this.#runtime === undefined) {
-      throw new RankwiseError('MODEL_NOT_LOADED', 'the model has no weights', {
-        where: this.constructor.name,
-        remedy: 'load it with fromPretrained',
-      })
-    }
+    if (this.#runtime === undefined) throw modelNotLoaded(this.constructor.name)
     return this.#runtime
   }
 }
@@ -321,6 +340,13 @@ async function localFolder(
   signal: AbortSignal | undefined,
 ): Promise<string> {
   return typeof place === 'string' ? place : place.download({ ...selection, weights: false }, { signal })
+}
+
+function modelNotLoaded(model: string): RankwiseError {
+  return new RankwiseError('MODEL_NOT_LOADED', 'the model has no weights', {
+    where: model,
+    remedy: 'load it with fromPretrained',
+  })
 }
 
 function disposeWeights({ weights }: Pick<Runtime, 'weights'>): void {
