@@ -87,10 +87,10 @@ export abstract class ModelMixin extends Module implements PlannedModel {
    * load together or not at all.
    *
    * @param pathOrId - folder of the model or, with `subfolder`, of its pipeline; or the id of either on a hub, `org/name`
-   * @throws RankwiseError `OPTION_UNKNOWN`, `*_UNSUPPORTED`, `CONFIG_NOT_FOUND`, `CONFIG_INVALID`, `DTYPE_UNSUPPORTED`,
-   *   `PLAN_*`, `HEADS_NOT_DIVISIBLE`, `BLOCK_NOT_DIVISIBLE`, `PLACEMENT_*`, `PROCESS_GROUP_NOT_INITIALIZED`,
-   *   `TP_DEGREE_WORLD_SIZE`, `WEIGHTS_*`, `CHECKPOINT_*`, `SAFETENSORS_*`, `LOAD_FAILED_ELSEWHERE`, `LOAD_DIFFERS`, `HUB_*`,
-   *   `ABORTED`
+   * @throws RankwiseError `OPTION_UNKNOWN`, `OPTION_INVALID`, `*_UNSUPPORTED`, `CONFIG_NOT_FOUND`, `CONFIG_INVALID`,
+   *   `DTYPE_UNSUPPORTED`, `PLAN_*`, `HEADS_NOT_DIVISIBLE`, `BLOCK_NOT_DIVISIBLE`, `PLACEMENT_*`,
+   *   `PROCESS_GROUP_NOT_INITIALIZED`, `TP_DEGREE_WORLD_SIZE`, `WEIGHTS_*`, `CHECKPOINT_*`, `SAFETENSORS_*`,
+   *   `LOAD_FAILED_ELSEWHERE`, `LOAD_DIFFERS`, `HUB_*`, `ABORTED`
    */
   static async fromPretrained<M extends ModelMixin>(
     this: ModelClass<M>,
@@ -105,7 +105,8 @@ export abstract class ModelMixin extends Module implements PlannedModel {
     }
     const { model, runtime } = await loadTogether(load, {
       collectives: joinedCollectives(options.parallelConfig?.tpDegree ?? 1),
-      signal: options.signal,
+      // What is no signal is refused in the load.
+      signal: options.signal instanceof AbortSignal ? options.signal : undefined,
       release: ({ runtime }) => disposeWeights(runtime),
     })
     model.#runtime = runtime

@@ -65,6 +65,30 @@ describe('fromPretrained refuses before any weight is read', () => {
     await expect(Mlp.fromPretrained(empty, together)).rejects.toMatchObject({ code })
   })
 
+  it.each<[string, unknown]>([
+    ...[
+      'revision',
+      'token',
+      'cacheDir',
+      'localFilesOnly',
+      'endpoint',
+      'download',
+      'subfolder',
+      'backend',
+      'signal',
+    ].map((name): [string, unknown] => [name, null]),
+    ['token', true],
+    ['localFilesOnly', 'no'],
+    ['download', 'slices'],
+    ['backend', undefined],
+    ['backend', 'ort'],
+    ['signal', new AbortController()],
+    ['onProgress', true],
+  ])('%s as %s', async (name, value) => {
+    const refused = Mlp.fromPretrained(empty, untyped({ [name]: value }))
+    await expect(refused).rejects.toMatchObject({ code: 'OPTION_INVALID', message: expect.stringContaining(name) })
+  })
+
   it('takes the harmless values of options it does not have', async () => {
     const harmless = { deviceMap: null, lowCpuMemUsage: true, useSafetensors: true, ignoreMismatchedSizes: false }
     await expect(Mlp.fromPretrained(empty, untyped(harmless))).rejects.toMatchObject({ code: 'CHECKPOINT_NOT_FOUND' })
