@@ -233,7 +233,8 @@ export abstract class ModelMixin extends Module implements PlannedModel {
       const graph = trace(`${this.constructor.name}.${method}`, this, inputs, forward, dtype)
       return GraphExecutor.compile(partition(graph, placements, tpDegree), { backend, collectives, weights })
     }
-    return this.#executors.use(key, compile, (executor) => executor.run(inputs, options))
+    // Awaited here: the turn ends with the function.
+    return await this.#executors.use(key, compile, (executor) => executor.run(inputs, options))
   }
 
   /** This model split, while it stays whole. */
