@@ -1,3 +1,4 @@
+import { throwIfAborted } from './abort.ts'
 import type { Backend, DeviceTensor } from './backend.ts'
 import type { DType } from './dtype.ts'
 import { heldBytes, type LoadedWeights, type LoadProgress, type StoredShard } from './load-weights.ts'
@@ -35,6 +36,7 @@ export async function splitWeights(
   whole: WholeWeights,
   { placements, rank, tpDegree, signal, onProgress }: SplitTarget,
 ): Promise<LoadedWeights> {
+  throwIfAborted(signal, component)
   const { backend, dtype, weights, report } = whole
   await using memory = new MemoryWeights(component, backend, weights)
   const sources = [...placements].flatMap(([name, { placement }]) => {

@@ -21,3 +21,6 @@ export class Turns {
     return { [Symbol.dispose]: end }
   }
 }
+
+/** Those of models: loads, runs and saves take turns with each other. */
+export const turns: Turns = new Turns()

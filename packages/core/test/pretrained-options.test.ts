@@ -65,6 +65,30 @@ describe('fromPretrained refuses before any weight is read', () => {
     await expect(Mlp.fromPretrained(empty, together)).rejects.toMatchObject({ code })
   })
 
+  it.each<[string, unknown]>([
+    ...[
+      'revision',
+      'token',
+      'cacheDir',
+      'localFilesOnly',
+      'endpoint',
+      'download',
+      'subfolder',
+      'backend',
+      'signal',
+    ].map((name): [string, unknown] => [name, null]),
+    ['token', true],
+    ['localFilesOnly', 'no'],
+    ['download', 'slices'],
+    ['backend', undefined],
+    ['backend', 'ort'],
+    ['signal', new AbortController()],
+    ['onProgress', true],
+  ])('%s as %s', async (name, value) => {
+    const refused = Mlp.fromPretrained(empty, untyped({ [name]: value }))
+    await expect(refused).rejects.toMatchObject({ code: 'OPTION_INVALID', message: expect.stringContaining(name) })
+  })
+
   it('takes the harmless values of options it does not have', async () => {
     const harmless = { deviceMap: null, lowCpuMemUsage: true, useSafetensors: true, ignoreMismatchedSizes: false }
     await expect(Mlp.fromPretrained(empty, untyped(harmless))).rejects.toMatchObject({ code: 'CHECKPOINT_NOT_FOUND' })
@@ -185,6 +209,44 @@ describe('enableParallelism', () => {
     expect(backend.memory().weightBytes).toBe(weightBytes)
     await model.dispose()
     await expect(model.enableParallelism(tp(1))).rejects.toMatchObject({ code: 'MODEL_NOT_LOADED' })
+  })
+
+  it('refuses a second call while the first is under way, which may be repeated once it has failed', async () => {
+    const own = new ReferenceBackend()
+    const model = await Mlp.fromPretrained(complete, { backend: own })
+    const before = await model.run(x)
+    const { weightBytes } = own.memory()
+    const aborted = { signal: AbortSignal.abort() }
+    await expect(model.enableParallelism(tp(1), aborted)).rejects.toMatchObject({ code: 'ABORTED' })
+    const calls = [model.enableParallelism(tp(1)), model.enableParallelism(tp(1))]
+    const [first, second] = await Promise.allSettled(calls)
+    expect(first).toMatchObject({ status: 'fulfilled' })
+    expect(second).toMatchObject({ status: 'rejected', reason: { code: 'PARALLEL_ALREADY' } })
+    expect(own.memory().weightBytes).toBe(weightBytes)
+    expect(await model.run(x)).toEqual(before)
+    await model.dispose()
+  })
+
+  it('does not bring back a model that is disposed meanwhile', async () => {
+    const own = new ReferenceBackend()
+    const model = await Mlp.fromPretrained(complete, { backend: own })
+    const splitting = model.enableParallelism(tp(1))
+    await model.dispose()
+    await expect(splitting).rejects.toMatchObject({ name: 'RankwiseError' })
+    await expect(model.run(x)).rejects.toMatchObject({ code: 'MODEL_NOT_LOADED' })
+    expect(own.memory()).toEqual({ weightBytes: 0, mappedBytes: 0, executables: 0 })
+  })
+
+  it('lets runs that were begun before end one way or the other, and later ones compute the same', async () => {
+    const own = new ReferenceBackend()
+    const model = await Mlp.fromPretrained(complete, { backend: own })
+    const before = await model.run(x)
+    const early = Array.from({ length: 3 }, () => model.run(x).catch((error: { code: string }) => error.code))
+    await model.enableParallelism(tp(1))
+    for (const result of await Promise.all(early)) expect([before, 'EXECUTOR_DISPOSED']).toContainEqual(result)
+    expect(await model.run(x)).toEqual(before)
+    await model.dispose()
+    expect(own.memory()).toEqual({ weightBytes: 0, mappedBytes: 0, executables: 0 })
   })
 
   it('refuses a model that was loaded split, and a class without a plan', async () => {
