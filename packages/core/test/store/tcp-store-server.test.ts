@@ -269,19 +269,20 @@ describe('with a token', () => {
 })
 
 describe('close', () => {
-  test('frees the port at once and lets clients read what was set last', async () => {
+  test('lets clients read what was set last, on further connections too, and then frees the port', async () => {
     const server = await listen()
     const client = await connect(server.port, OPEN)
-    const last = client.get('last')
-    await setTimeout(50)
     server.values.set('/last', Buffer.from('word'))
     const { port } = server
     const closing = server.close()
-    const next = await TcpStoreServer.listen('127.0.0.1', port, { secret: OPEN })
-    servers.push(next)
-    expect(String(await last)).toBe('word')
+    await setTimeout(50)
+    const another = await connect(port, OPEN)
+    expect(String(await client.get('last'))).toBe('word')
+    expect(String(await another.get('last'))).toBe('word')
     client.close()
+    another.close()
     await closing
+    servers.push(await TcpStoreServer.listen('127.0.0.1', port, { secret: OPEN }))
   })
 
   test('does not wait for strangers, nor for ever for clients', async () => {
