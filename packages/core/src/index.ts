@@ -36,6 +36,8 @@ export {
 } from './save/index.ts'
 export * from './segment.ts'
 export type { SplitOptions } from './split-weights.ts'
+export { openStore } from './store/open-store.ts'
+export { PrefixStore } from './store/prefix-store.ts'
 export type { Store, StoreWaitOptions } from './store.ts'
 export * from './styles.ts'
 export * from './tensor.ts'
