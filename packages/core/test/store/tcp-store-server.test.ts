@@ -103,6 +103,17 @@ describe("torch's protocol", () => {
     }
   })
 
+  test('a wait for several keys ends with the last of them', async () => {
+    const server = await listen()
+    using waiting = await RawClient.validated(server.port)
+    waiting.send(Buffer.concat([uint8(Command.WAIT), int64(2), key('a'), key('b')]))
+    await waiting.receive(0)
+    server.values.set('b', Buffer.from('1'))
+    expect(await waiting.receive(0)).toBe('')
+    server.values.set('a', Buffer.from('1'))
+    expect(await waiting.receive(1)).toBe('00')
+  })
+
   test('a barrier ends when all have come', async () => {
     const { port } = await listen()
     using first = await RawClient.validated(port)
