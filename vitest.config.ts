@@ -7,7 +7,7 @@ export default defineConfig({
   resolve: { conditions },
   ssr: { resolve: { conditions } },
   test: {
-    include: ['packages/*/test/**/*.test.ts', 'examples/test/**/*.test.ts'],
+    include: ['packages/*/test/**/*.test.ts', 'examples/test/**/*.test.ts', 'benchmarks/test/**/*.test.ts'],
     pool: 'forks',
     // Suites with several ranks spawn up to four processes of their own: more files at a time only fight for cores.
     maxWorkers: 2,

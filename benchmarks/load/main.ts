@@ -1,11 +1,13 @@
 // How long it takes to load FLUX.2-klein-4B widths on 1, 2 and 4 ranks, and what memory it takes: `pnpm bench:load`.
-import { spawnSync } from 'node:child_process'
 import { writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { Command, InvalidArgumentError } from 'commander'
+import { Command, InvalidArgumentError, Option } from 'commander'
+import { type Engine, findDiffusers, rankwise } from './engine.ts'
 import { type Blocks, makeCheckpoint } from './klein-checkpoint.ts'
-import { type LoadResult, measureLoad } from './measure.ts'
+import { measureLoad } from './measure.ts'
+import { secondsToRead, setPageCache } from './page-cache.ts'
+import { type CachedLoadResult, formatRatios, formatRow, type Row, rowOf } from './row.ts'
 
 interface Options {
   readonly layers: Blocks
@@ -13,35 +15,28 @@ interface Options {
   readonly repeat: number
   readonly tp: readonly number[]
   readonly json?: string
-}
-
-interface Row extends LoadResult {
-  readonly tp: number
-  readonly mode: 'sharded' | 'full'
-  readonly cache: 'warm' | 'cold'
-  readonly engine: 'rankwise'
+  readonly peer?: boolean
+  readonly python: string
 }
 
 const MODES = ['sharded', 'full'] as const
 const CACHES = ['warm', 'cold'] as const
 
-function blocks(text: string): Blocks {
-  const [, double, single] = /^(\d+)\+(\d+)$/.exec(text) ?? []
-  if (double === undefined || single === undefined) throw new InvalidArgumentError('It is like 2+4.')
-  return { double: Number(double), single: Number(single) }
-}
-
-const options = new Command('bench:load')
+const program = new Command('bench:load')
   .option('--layers <double+single>', 'blocks; the real model has 5+20', blocks, { double: 2, single: 4 })
   .option('--directory <folder>', 'where the checkpoint is kept', join(tmpdir(), 'rankwise-benchmarks'))
-  .option('--repeat <n>', 'loads per row, of which the median counts', Number, 3)
-  .option('--tp <degrees>', 'degrees, with commas', (text) => text.split(',').map(Number), [1, 2, 4])
+  .option('--repeat <n>', 'loads per row, of which the median counts', positiveInteger, 3)
+  .option('--tp <degrees>', 'degrees, with commas', degrees, [1, 2, 4])
   .option('--json <file>', 'write the rows to a file')
+  .option('--peer', 'load with diffusers as well')
+  .addOption(new Option('--python <path>', 'the Python that has diffusers').default('python3').implies({ peer: true }))
   .parse()
-  .opts<Options>()
+const options = program.opts<Options>()
 
+const engines = options.peer ? [rankwise, peer()] : [rankwise]
 const { double, single } = options.layers
 const folder = join(options.directory, `klein-4b-${double}+${single}`)
+const file = join(folder, 'diffusion_pytorch_model.safetensors')
 const bytes = await makeCheckpoint(folder, options.layers)
 console.log(`${folder}: ${(bytes / 1e9).toFixed(2)} GB of bfloat16, ${double} double and ${single} single blocks`)
 
@@ -49,46 +44,56 @@ const rows: Row[] = []
 for (const tp of options.tp) {
   for (const mode of MODES) {
     for (const cache of CACHES) {
-      const results: LoadResult[] = []
-      for (let i = 0; i < options.repeat; i++) {
-        setCache(cache)
-        results.push(await measureLoad(new URL('rank.ts', import.meta.url), [folder, mode], tp))
+      for (const row of await measure({ tp, mode, cache })) {
+        rows.push(row)
+        console.log(formatRow(row))
       }
-      rows.push({ tp, mode, cache, engine: 'rankwise', ...median(results) })
-      console.log(format(rows.at(-1) as Row))
     }
   }
 }
+console.log()
+for (const line of formatRatios(rows)) console.log(line)
 if (options.json !== undefined) await writeFile(options.json, `${JSON.stringify(rows, null, 2)}\n`)
 
-/** Reads the file into the page cache, or drops its pages. */
-function setCache(cache: Row['cache']): void {
-  const file = join(folder, 'diffusion_pytorch_model.safetensors')
-  const args = cache === 'warm' ? [`if=${file}`, 'of=/dev/null', 'bs=16M'] : [`if=${file}`, 'iflag=nocache', 'count=0']
-  const { status, stderr } = spawnSync('dd', args)
-  if (status !== 0) throw new Error(`the page cache cannot be ${cache}: ${stderr}`)
-}
-
-/** The run of median time; its memory is that of the worst run. */
-function median(results: readonly LoadResult[]): LoadResult {
-  const sorted = [...results].sort((a, b) => a.seconds - b.seconds)
-  const middle = sorted[Math.floor(sorted.length / 2)] as LoadResult
-  const worst = (field: 'peakAnonBytes' | 'peakPssBytes' | 'totalPssBytes') => Math.max(...results.map((r) => r[field]))
-  return {
-    ...middle,
-    peakAnonBytes: worst('peakAnonBytes'),
-    peakPssBytes: worst('peakPssBytes'),
-    totalPssBytes: worst('totalPssBytes'),
+/** Engines take turns, so that a machine that slows down does so for all of them. */
+async function measure(way: Pick<Row, 'tp' | 'mode' | 'cache'>): Promise<readonly Row[]> {
+  const results = engines.map((): CachedLoadResult[] => [])
+  for (let i = 0; i < options.repeat; i++) {
+    for (const [e, engine] of engines.entries()) {
+      await setPageCache(file, way.cache)
+      const result = await measureLoad(engine.command(folder, way.mode), way.tp)
+      results[e]?.push({ ...result, restSeconds: secondsToRead(file) })
+    }
   }
+  const measured = engines.map(({ name }, e) => rowOf({ ...way, engine: name }, results[e] as CachedLoadResult[]))
+  const shards = new Set(measured.map(({ shardBytes }) => shardBytes))
+  if (shards.size > 1) throw new Error(`engines do not split alike: shards of ${[...shards].join(' and ')} bytes`)
+  return measured
 }
 
-function format(row: Row): string {
-  const megabytes = (value: number) => `${(value / 1e6).toFixed(0).padStart(5)} MB`
-  return [
-    `tp ${row.tp} ${row.mode.padEnd(7)} ${row.cache}`,
-    `${row.seconds.toFixed(2).padStart(6)} s`,
-    `anonymous ${megabytes(row.peakAnonBytes)}`,
-    `pss ${megabytes(row.peakPssBytes)} (all ranks ${megabytes(row.totalPssBytes)})`,
-    `read ${megabytes(row.readBytes)} for a shard of ${megabytes(row.shardBytes)}`,
-  ].join('  ')
+function peer(): Engine {
+  const found = findDiffusers(options.python)
+  if ('missing' in found) {
+    return program.error(
+      `--peer: ${found.missing}. Name a Python that has them with --python: pip install torch 'diffusers>=0.42' accelerate`,
+      { exitCode: 2 },
+    )
+  }
+  console.log(`peer: ${found.versions}`)
+  return found.engine
+}
+
+function blocks(text: string): Blocks {
+  const [, double, single] = /^(\d+)\+(\d+)$/.exec(text) ?? []
+  if (double === undefined || single === undefined) throw new InvalidArgumentError('It is like 2+4.')
+  return { double: Number(double), single: Number(single) }
+}
+
+function degrees(text: string): readonly number[] {
+  return text.split(',').map(positiveInteger)
+}
+
+function positiveInteger(text: string): number {
+  if (!/^[1-9]\d*$/.test(text)) throw new InvalidArgumentError('It is a whole number from 1.')
+  return Number(text)
 }

@@ -1,29 +1,29 @@
-import { type ChildProcess, spawn } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
 import { once } from 'node:events'
 import { type AddressInfo, createServer } from 'node:net'
-import { constants } from 'node:os'
-import type { Readable, Writable } from 'node:stream'
 import { RankwiseError } from '@rankwise/core'
-import { prefixLines } from './prefix-lines.ts'
+import type { Attempt, Machine } from './rank-environment.ts'
+import { aborted, type OutputOptions, RankProcesses } from './rank-processes.ts'
 
-export interface LaunchOptions {
+export interface LaunchOptions extends OutputOptions {
   /** Program and arguments; every rank runs the same. */
   readonly command: readonly string[]
-  /** Number of ranks. */
+  /** Number of ranks on this machine; the same on all. */
   readonly nprocPerNode: number
+  /** Number of machines; a launcher runs on each. @default 1 */
+  readonly nnodes?: number
+  /** Number of this machine, from 0. @default 0 */
+  readonly nodeRank?: number
+  /** Address of machine 0, where rank 0 listens. @default 127.0.0.1; required for several machines */
+  readonly masterAddr?: string
+  /** Port where rank 0 listens. @default a free one for each attempt; required for several machines */
+  readonly masterPort?: number
+  /** How often all ranks of this machine are stopped and started again after one has failed. @default 0 */
+  readonly maxRestarts?: number
   /** Environment of the ranks, without the variables that tell them their rank. @default process.env */
   readonly env?: Readonly<Record<string, string | undefined>>
   /** Longest wait of a rank for its peers, in milliseconds; ranks decide when left out. */
   readonly timeoutMs?: number
-  /** Begin each line that a rank writes with `[rank] `; otherwise ranks write to this process's output. @default false */
-  readonly prefix?: boolean
-  /** With `prefix`, let rank 0 write directly nevertheless, so that its progress bars work. @default false */
-  readonly inheritRank0?: boolean
-  /** Where prefixed output goes. @default process.stdout */
-  readonly stdout?: Writable
-  /** Where prefixed errors and the messages of the launcher go. @default process.stderr */
-  readonly stderr?: Writable
   /** Time from SIGTERM to SIGKILL for ranks that do not end, in milliseconds. @default 5000 */
   readonly graceMs?: number
   /** Stops all ranks and fails the launch with `ABORTED`. */
@@ -31,193 +31,96 @@ export interface LaunchOptions {
 }
 
 const LOCALHOST = '127.0.0.1'
-const GRACE_MS = 5_000
-
-/**
- * How long the peers of a failed rank may go on. They notice within 0.1 s that it is gone and say what they were doing;
- * stopped at once, they could not.
- */
-const REPORT_MS = 500
-
-const FORWARDED: readonly NodeJS.Signals[] = ['SIGINT', 'SIGTERM', 'SIGHUP']
 
 /**
  * Runs one command as several ranks on this machine and resolves when all have ended, as torchrun does: each rank finds
- * `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` and `RANKWISE_TOKEN` in its
- * environment. When one fails, the others are stopped. SIGINT, SIGTERM and SIGHUP are passed on to the ranks.
+ * `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `RANKWISE_TOKEN` and
+ * `TORCHELASTIC_RESTART_COUNT` in its environment. When one fails, the others are stopped, and all are started again as
+ * often as `maxRestarts` says. SIGINT, SIGTERM and SIGHUP are passed on to the ranks. No rank outlives the launcher.
  *
- * @returns the exit code of the rank that failed first, 128 + n for signal n; 0 when none failed
+ * One machine gets a random token for each attempt; several share the one in `RANKWISE_TOKEN` of `env`.
+ *
+ * @returns the exit code of the rank that failed first in the last attempt, 128 + n for signal n; 0 when none failed
  * @throws RankwiseError `LAUNCH_OPTIONS`, `LAUNCH_FAILED` when the command cannot be started, `ABORTED`
  */
 export async function launch(options: LaunchOptions): Promise<number> {
   requireOptions(options)
-  if (options.signal?.aborted === true) throw aborted(options.signal)
-  const rendezvous = {
-    MASTER_ADDR: LOCALHOST,
-    MASTER_PORT: String(await freePort()),
-    RANKWISE_TOKEN: randomBytes(32).toString('hex'),
-    ...(options.timeoutMs === undefined ? {} : { RANKWISE_TIMEOUT_MS: String(options.timeoutMs) }),
-  }
-  return new Launch(options).run(rendezvous)
-}
-
-/** The ranks of one launch, from the first start to the last end. */
-class Launch {
-  readonly #options: LaunchOptions
-  readonly #stdout: Writable
-  readonly #stderr: Writable
-  readonly #running = new Set<ChildProcess>()
-  readonly #timers: NodeJS.Timeout[] = []
-  #exitCode = 0
-  #failure: Error | undefined
-  #stopping = false
-
-  constructor(options: LaunchOptions) {
-    this.#options = options
-    this.#stdout = options.stdout ?? process.stdout
-    this.#stderr = options.stderr ?? process.stderr
-  }
-
-  async run(rendezvous: Readonly<Record<string, string>>): Promise<number> {
-    const release = this.#listen()
-    try {
-      const ranks = Array.from({ length: this.#options.nprocPerNode }, (_, rank) => rank)
-      await Promise.all(ranks.map((rank) => this.#runRank(rank, rendezvous)))
-    } finally {
-      for (const timer of this.#timers) clearTimeout(timer)
-      release()
-    }
-    if (this.#failure !== undefined) throw this.#failure
-    return this.#exitCode
-  }
-
-  /** Takes over signals and errors of this process; returns what gives them back. */
-  #listen(): () => void {
-    const { signal } = this.#options
-    const forward = (name: NodeJS.Signals) => this.#stop(name)
-    const abort = () => this.#fail(aborted(signal as AbortSignal))
-    const outputFailed = (error: Error) => this.#fail(error)
-    const exit = () => this.#kill('SIGKILL')
-    for (const name of FORWARDED) process.on(name, forward)
-    for (const stream of [this.#stdout, this.#stderr]) stream.on('error', outputFailed)
-    process.on('exit', exit)
-    signal?.addEventListener('abort', abort)
-    return () => {
-      for (const name of FORWARDED) process.off(name, forward)
-      for (const stream of [this.#stdout, this.#stderr]) stream.off('error', outputFailed)
-      process.off('exit', exit)
-      signal?.removeEventListener('abort', abort)
-    }
-  }
-
-  /** Resolves when the rank has ended and all it wrote is passed on. */
-  async #runRank(rank: number, rendezvous: Readonly<Record<string, string>>): Promise<void> {
-    try {
-      const child = this.#spawn(rank, rendezvous)
-      this.#running.add(child)
-      await Promise.all([
-        this.#watch(rank, child),
-        this.#pass(rank, child.stdout, this.#stdout),
-        this.#pass(rank, child.stderr, this.#stderr),
-      ])
-    } catch (cause) {
-      this.#fail(notStarted(this.#options.command, cause))
-    }
-  }
-
-  #spawn(rank: number, rendezvous: Readonly<Record<string, string>>): ChildProcess {
-    const { command, nprocPerNode, env = process.env, prefix = false, inheritRank0 = false } = this.#options
-    const [program, ...args] = command as [string, ...string[]]
-    const ranks = String(nprocPerNode)
-    const output = prefix && !(rank === 0 && inheritRank0) ? 'pipe' : 'inherit'
-    return spawn(program, args, {
-      env: {
-        ...env,
-        ...rendezvous,
-        RANK: `${rank}`,
-        LOCAL_RANK: `${rank}`,
-        WORLD_SIZE: ranks,
-        LOCAL_WORLD_SIZE: ranks,
-      },
-      stdio: [rank === 0 ? 'inherit' : 'ignore', output, output],
-      // A process group of its own: signals reach what the rank itself has started, and Ctrl-C reaches it only once.
-      detached: true,
-    })
-  }
-
-  /** @throws the error of the system when the rank could not be started */
-  async #watch(rank: number, child: ChildProcess): Promise<void> {
-    try {
-      const [code, signal] = (await once(child, 'exit')) as [number | null, NodeJS.Signals | null]
-      // What the rank has started and left behind ends with it.
-      killGroup(child, 'SIGKILL')
-      if (code !== 0) this.#rankFailed(rank, code, signal)
-    } finally {
-      this.#running.delete(child)
-    }
-  }
-
-  async #pass(rank: number, from: Readable | null, to: Writable): Promise<void> {
-    if (from === null) return
-    try {
-      await prefixLines(from, to, `[${rank}] `)
-    } catch (error) {
-      this.#fail(error as Error)
-    }
-  }
-
-  #rankFailed(rank: number, code: number | null, signal: NodeJS.Signals | null): void {
-    if (this.#exitCode !== 0 || this.#failure !== undefined) return
-    this.#exitCode = code ?? 128 + constants.signals[signal as NodeJS.Signals]
-    if (this.#stopping) return
-    const how = signal === null ? `failed with exit code ${code}` : `was ended by ${signal}`
-    this.#stderr.write(`rankwise: rank ${rank} ${how}; stopping the others\n`)
-    this.#timers.push(setTimeout(() => this.#stop('SIGTERM'), REPORT_MS))
-  }
-
-  #fail(error: Error): void {
-    this.#failure ??= error
-    this.#stop('SIGTERM')
-  }
-
-  /** Sends a signal to every rank, and SIGKILL after the grace period. */
-  #stop(signal: NodeJS.Signals): void {
-    this.#kill(signal)
-    if (this.#stopping) return
-    this.#stopping = true
-    this.#timers.push(setTimeout(() => this.#kill('SIGKILL'), this.#options.graceMs ?? GRACE_MS))
-  }
-
-  #kill(signal: NodeJS.Signals): void {
-    for (const child of this.#running) killGroup(child, signal)
+  const { nprocPerNode, nnodes = 1, nodeRank = 0, maxRestarts = 0, signal } = options
+  const machine: Machine = { nprocPerNode, nnodes, nodeRank }
+  for (let restartCount = 0; ; restartCount++) {
+    if (signal?.aborted === true) throw aborted(signal)
+    const ranks = new RankProcesses(options, machine, await attemptOf(options, restartCount))
+    const { exitCode, isStopped } = await ranks.run()
+    if (exitCode === 0 || isStopped || restartCount === maxRestarts) return exitCode
+    const stderr = options.stderr ?? process.stderr
+    stderr.write(`rankwise: starting all ranks again (restart ${restartCount + 1} of ${maxRestarts})\n`)
   }
 }
 
-function killGroup({ pid }: ChildProcess, signal: NodeJS.Signals): void {
-  if (pid === undefined) return
+async function attemptOf(options: LaunchOptions, restartCount: number): Promise<Attempt> {
+  const { nnodes = 1, masterAddr = LOCALHOST, masterPort, maxRestarts = 0, timeoutMs } = options
+  return {
+    masterAddr,
+    masterPort: masterPort ?? (await freePort(masterAddr)),
+    token: nnodes > 1 ? (sharedToken(options) as string) : randomBytes(32).toString('hex'),
+    timeoutMs,
+    restartCount,
+    maxRestarts,
+  }
+}
+
+function sharedToken({ env = process.env }: LaunchOptions): string | undefined {
+  return env.RANKWISE_TOKEN
+}
+
+/** @throws RankwiseError `LAUNCH_OPTIONS` when the address is none of this machine */
+async function freePort(host: string): Promise<number> {
+  const server = createServer()
   try {
-    process.kill(-pid, signal)
-  } catch {
-    // The group is empty: all of it has ended.
+    await once(server.listen(0, host), 'listening')
+  } catch (cause) {
+    throw refused('masterAddr is an address of this machine', { masterAddr: host }, cause)
   }
-}
-
-async function freePort(): Promise<number> {
-  const server = createServer().listen(0, LOCALHOST)
-  await once(server, 'listening')
   const { port } = server.address() as AddressInfo
   server.close()
   await once(server, 'close')
   return port
 }
 
-function requireOptions({ command, nprocPerNode, timeoutMs = 1, graceMs = 0 }: LaunchOptions): void {
-  const refuse = (rule: string, actual: Readonly<Record<string, unknown>>) =>
-    new RankwiseError('LAUNCH_OPTIONS', 'ranks cannot be launched like this', { actual, rule })
-  if (command.length === 0) throw refuse('command names a program', { command: 'empty' })
-  if (!isInteger(nprocPerNode, 1)) throw refuse('nprocPerNode is a positive integer', { nprocPerNode })
-  if (!isInteger(timeoutMs, 1)) throw refuse('timeoutMs is a positive integer', { timeoutMs })
-  if (!isInteger(graceMs, 0)) throw refuse('graceMs is an integer of at least 0', { graceMs })
+function requireOptions(options: LaunchOptions): void {
+  const { command, nprocPerNode, nnodes = 1, nodeRank = 0, masterAddr, masterPort = 1, maxRestarts = 0 } = options
+  const { timeoutMs = 1, graceMs = 0 } = options
+  if (command.length === 0) throw refused('command names a program', { command: 'empty' })
+  if (!isInteger(nprocPerNode, 1)) throw refused('nprocPerNode is a positive integer', { nprocPerNode })
+  if (!isInteger(nnodes, 1)) throw refused('nnodes is a positive integer', { nnodes })
+  if (!isInteger(nodeRank, 0) || nodeRank >= nnodes) {
+    throw refused('nodeRank is an integer from 0 to nnodes - 1', { nodeRank, nnodes })
+  }
+  if (!isInteger(masterPort, 1) || masterPort > 65_535) {
+    throw refused('masterPort is an integer from 1 to 65535', { masterPort })
+  }
+  if (masterAddr !== undefined && !/^\S+$/.test(masterAddr)) {
+    throw refused('masterAddr is a host name or an IP address', { masterAddr: JSON.stringify(masterAddr) })
+  }
+  if (!isInteger(maxRestarts, 0)) throw refused('maxRestarts is an integer of at least 0', { maxRestarts })
+  if (!isInteger(timeoutMs, 1)) throw refused('timeoutMs is a positive integer', { timeoutMs })
+  if (!isInteger(graceMs, 0)) throw refused('graceMs is an integer of at least 0', { graceMs })
+  if (nnodes > 1) requireShared(options)
+}
+
+/** What launchers of several machines cannot choose by themselves. */
+function requireShared(options: LaunchOptions): void {
+  const { nnodes, masterAddr, masterPort } = options
+  if (masterAddr === undefined || masterPort === undefined) {
+    throw refused('masterAddr and masterPort are given for several machines', { nnodes, masterAddr, masterPort })
+  }
+  if ((sharedToken(options) ?? '') !== '') return
+  throw new RankwiseError('LAUNCH_OPTIONS', 'the machines share no token', {
+    where: 'environment variable RANKWISE_TOKEN',
+    actual: { nnodes, RANKWISE_TOKEN: 'unset' },
+    rule: 'ranks of several machines show the same random token, so that nobody else on the network gets in',
+    remedy: 'make one with `openssl rand -hex 32` and export it as RANKWISE_TOKEN on every machine',
+  })
 }
 
 /** Up to what a timer of Node takes. */
@@ -225,15 +128,6 @@ function isInteger(value: number, least: number): boolean {
   return Number.isInteger(value) && value >= least && value < 2 ** 31
 }
 
-function aborted({ reason }: AbortSignal): RankwiseError {
-  return new RankwiseError('ABORTED', 'the launch was aborted', { cause: reason })
-}
-
-function notStarted([program]: readonly string[], cause: unknown): RankwiseError {
-  return new RankwiseError('LAUNCH_FAILED', 'the command cannot be started', {
-    where: program as string,
-    actual: { reason: (cause as NodeJS.ErrnoException).code ?? String(cause) },
-    rule: 'the first part of the command is an executable file or a name found on PATH',
-    cause,
-  })
+function refused(rule: string, actual: Readonly<Record<string, unknown>>, cause?: unknown): RankwiseError {
+  return new RankwiseError('LAUNCH_OPTIONS', 'ranks cannot be launched like this', { actual, rule, cause })
 }

@@ -1,9 +1,9 @@
-import { existsSync, readFileSync } from 'node:fs'
 import { Writable } from 'node:stream'
 import { setTimeout } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
 import { describe, expect, test } from 'vitest'
 import { type LaunchOptions, launch } from '../src/launcher.ts'
+import { isGone } from './support.ts'
 
 const SCRIPT = fileURLToPath(new URL('scripts/rank.mjs', import.meta.url))
 
@@ -35,11 +35,6 @@ function start(actions: readonly string[], options: Partial<LaunchOptions> = {})
   return { exit, stdout, stderr }
 }
 
-/** Whether the process is gone, or dead and only not yet collected by whoever adopted it. */
-function isGone(pid: string): boolean {
-  return !existsSync(`/proc/${pid}/stat`) || / Z /.test(readFileSync(`/proc/${pid}/stat`, 'utf8'))
-}
-
 describe('environment', () => {
   test('every rank finds its place and the same address and secret', async () => {
     const { exit, stdout } = start(
@@ -62,6 +57,68 @@ describe('environment', () => {
     const [a, b] = [start(['*:env:RANKWISE_TOKEN']), start(['*:env:RANKWISE_TOKEN'])]
     await Promise.all([a.exit, b.exit])
     expect(a.stdout.lines[0]).not.toEqual(b.stdout.lines[0])
+  })
+})
+
+describe('several machines', () => {
+  test('ranks are numbered over all, and have the address and the token that were given', async () => {
+    const actions = ['*:env:RANK,LOCAL_RANK,WORLD_SIZE,LOCAL_WORLD_SIZE,MASTER_ADDR,MASTER_PORT,RANKWISE_TOKEN']
+    const env = { ...process.env, RANKWISE_TOKEN: 'shared' }
+    const given = { nnodes: 3, nodeRank: 1, masterAddr: 'node-0', masterPort: 29500, env }
+    const { exit, stdout } = start(actions, given)
+    expect(await exit).toBe(0)
+    expect(stdout.lines).toEqual(['[2] 2,0,6,2,node-0,29500,shared', '[3] 3,1,6,2,node-0,29500,shared'])
+  })
+})
+
+describe('another launcher that has started this one', () => {
+  test('does not tell its ranks anything', async () => {
+    const outer = { OMPI_COMM_WORLD_RANK: '7', TORCHELASTIC_RUN_ID: 'run', TORCHELASTIC_USE_AGENT_STORE: 'True' }
+    const { exit, stdout } = start([`*:env:${Object.keys(outer)}`], { env: { ...process.env, ...outer } })
+    await exit
+    // How `env` of the script prints variables that are not set.
+    const none = ',,'
+    expect(stdout.lines).toEqual([`[0] ${none}`, `[1] ${none}`])
+  })
+})
+
+describe('restarts', () => {
+  test('all ranks are stopped and started again, with another token and another count', async () => {
+    const actions = [
+      '*:env:TORCHELASTIC_RESTART_COUNT,TORCHELASTIC_MAX_RESTARTS,RANKWISE_TOKEN',
+      '1:failBefore:2',
+      '0:sleep:600',
+    ]
+    const { exit, stdout, stderr } = start(actions, { maxRestarts: 3 })
+    expect(await exit).toBe(0)
+    const [counts, tokens] = [1, 2].map((i) => stdout.lines.map((line) => line.split(/[ ,]/)[i === 1 ? 1 : 3]))
+    expect(counts).toEqual(['0', '1', '2', '0', '1', '2'])
+    expect(new Set(tokens).size).toBe(3)
+    expect(stderr.text).toBe(
+      [1, 2]
+        .map(
+          (restart) =>
+            'rankwise: rank 1 failed with exit code 9; stopping the others\n' +
+            `rankwise: starting all ranks again (restart ${restart} of 3)\n`,
+        )
+        .join(''),
+    )
+  })
+
+  test('the last failure is that of the launch', async () => {
+    const { exit, stdout } = start(['*:print:start', '1:failBefore:9'], { maxRestarts: 1 })
+    expect(await exit).toBe(9)
+    expect(stdout.lines).toHaveLength(4)
+  })
+
+  test('not after an abort', async () => {
+    const controller = new AbortController()
+    const options = { maxRestarts: 5, signal: controller.signal }
+    const { exit, stdout } = start(['*:print:start', '*:sleep:60000'], options)
+    await stdout.find(/\[0\] start/)
+    controller.abort()
+    await expect(exit).rejects.toMatchObject({ code: 'ABORTED' })
+    expect(stdout.lines.length).toBeLessThanOrEqual(2)
   })
 })
 
@@ -134,6 +191,17 @@ describe('no rank outlives the launch', () => {
     { command: [] },
     { timeoutMs: 0 },
     { graceMs: -1 },
+    { nnodes: 0 },
+    { nodeRank: 1 },
+    { nodeRank: -1 },
+    { masterPort: 65_536 },
+    { masterAddr: 'two words' },
+    { masterAddr: '192.0.2.1' },
+    { maxRestarts: -1 },
+    { nnodes: 2, env: { RANKWISE_TOKEN: 'shared' } },
+    { nnodes: 2, masterAddr: '127.0.0.1', env: { RANKWISE_TOKEN: 'shared' } },
+    { nnodes: 2, masterAddr: '127.0.0.1', masterPort: 29500, env: {} },
+    { nnodes: 2, masterAddr: '127.0.0.1', masterPort: 29500, env: { RANKWISE_TOKEN: '' } },
   ])('nothing is started for %o', async (options) => {
     await expect(start([], options).exit).rejects.toMatchObject({ code: 'LAUNCH_OPTIONS' })
   })

@@ -2,11 +2,13 @@ import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { fileURLToPath } from 'node:url'
 import { describe, expect, test } from 'vitest'
+import { freePort, isGone } from './support.ts'
 
 const PACKAGE = fileURLToPath(new URL('..', import.meta.url))
 const COMMAND = fileURLToPath(new URL('scripts/rankwise-run.ts', import.meta.url))
 const ALL_REDUCE = fileURLToPath(new URL('scripts/all-reduce.ts', import.meta.url))
 const RANK = fileURLToPath(new URL('scripts/rank.mjs', import.meta.url))
+const STORE = fileURLToPath(new URL('scripts/store.ts', import.meta.url))
 const NODE_OPTIONS = ['--import', 'tsx', '--conditions=@rankwise/source']
 
 interface Outcome {
@@ -73,6 +75,53 @@ describe('rankwise run', () => {
     }
     child.kill(signal)
     expect(await outcome).toMatchObject({ code, stderr: '' })
+  })
+
+  test('ranks of a launcher that was killed are ended, even one that is busy and one that wants to go on', async () => {
+    const actions = ['*:pid', '0:ignore:SIGTERM', '1:spin:60000', '*:sleep:60000']
+    const { child } = rankwise('--nproc-per-node', '2', RANK, ...actions)
+    let output = ''
+    for await (const chunk of child.stdout) {
+      output += chunk
+      if (/\[0\] pid/.test(output) && /\[1\] pid/.test(output)) break
+    }
+    child.kill('SIGKILL')
+    const pids = [...output.matchAll(/pid (\d+)/g)].map(([, pid]) => pid as string)
+    expect(pids).toHaveLength(2)
+    await expect.poll(() => pids.filter((pid) => !isGone(pid)), { timeout: 15_000 }).toEqual([])
+  })
+
+  test('a rank that fails is started again with the others, in a new group', async () => {
+    const args = ['--nproc-per-node', '2', '--max-restarts', '1', ALL_REDUCE, 'die-once']
+    const { code, stdout, stderr } = await rankwise(...args).outcome
+    expect(code).toBe(0)
+    expect(stdout.filter((line) => line.includes('die-once 3 20'))).toHaveLength(4)
+    expect(stderr).toMatch('rankwise: starting all ranks again (restart 1 of 1)')
+  })
+
+  test('two launchers are two machines', async () => {
+    const port = String(await freePort())
+    const machine = (nodeRank: string) =>
+      rankwise(
+        ...['--nproc-per-node', '2', '--nnodes', '2', '--node-rank', nodeRank],
+        ...['--master-addr', '127.0.0.1', '--master-port', port, STORE],
+      ).outcome
+    process.env.RANKWISE_TOKEN = 'of both'
+    const outcomes = await Promise.all([machine('0'), machine('1')])
+    delete process.env.RANKWISE_TOKEN
+    expect(outcomes.map(({ code, stderr }) => ({ code, stderr }))).toEqual([
+      { code: 0, stderr: '' },
+      { code: 0, stderr: '' },
+    ])
+    expect(outcomes[0]?.stdout).toEqual(['[0] rank 0 of 4: 0,1,2,3', '[1] rank 1 of 4: 0,1,2,3'])
+    expect(outcomes[1]?.stdout).toEqual(['[2] rank 2 of 4: 0,1,2,3', '[3] rank 3 of 4: 0,1,2,3'])
+  })
+
+  test('several machines need a token that they share', async () => {
+    const args = ['--nnodes', '2', '--master-addr', '127.0.0.1', '--master-port', '29500', STORE]
+    const { code, stderr } = await rankwise(...args).outcome
+    expect(code).toBe(1)
+    expect(stderr).toMatch(/^\[LAUNCH_OPTIONS\] environment variable RANKWISE_TOKEN: the machines share no token/)
   })
 
   test('a script that does not exist is named before anything starts', async () => {

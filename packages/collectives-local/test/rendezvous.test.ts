@@ -45,6 +45,12 @@ async function connect(): Promise<Socket> {
   }
 }
 
+/** Resolves when a rank of three has presented itself to rank 0. */
+async function presented(rank: number): Promise<void> {
+  await using store = await openStore(rendezvous(2, 3, port, { token: 'secret of this launch' }))
+  await store.get(`collectives-local/hello/${rank}`)
+}
+
 /** Resolves when the connection is gone, in whatever way. */
 function closed(socket: Socket): Promise<unknown> {
   return socket.destroyed ? Promise.resolve() : new Promise((resolve) => socket.on('close', resolve))
@@ -149,7 +155,7 @@ test('a second rank with the same number is refused, and the first is not distur
 test('a rank that dies before the group is complete is named at once', async () => {
   const host = init(0, {}, 3)
   const guest = init(1, {}, 3)
-  await setTimeout(300)
+  await presented(1)
   ranks.kill(1, 'SIGKILL')
   const { error, ms } = await host
   expect(error).toMatchObject({ code: 'RANK_LOST', actual: { ranks: [1] } })
@@ -160,7 +166,7 @@ test('a rank that dies before the group is complete is named at once', async () 
 test('rank 0 that dies before the group is complete is named at once', async () => {
   const host = init(0, {}, 3)
   const guest = init(1, {}, 3)
-  await setTimeout(300)
+  await presented(1)
   ranks.kill(0, 'SIGKILL')
   const { error, ms } = await guest
   expect(error).toMatchObject({ code: 'RANK_LOST', actual: { ranks: [0] } })

@@ -50,10 +50,12 @@ export function legalDegreesOf({ tensorParallelPlan }: PlannedClass, model: Plan
   return legalDegrees(resolvePlan(model, tensorParallelPlan ?? {}), model.numAttentionHeads)
 }
 
-/** The ranks that are going to load a model of this degree together, if there is such a group. */
+/**
+ * The ranks that are going to load a model together, if it is to be split and there is a group. Its size need not be the
+ * degree: a rank that got that wrong alone tells the others so.
+ */
 export function joinedCollectives(tpDegree: number): Collectives | undefined {
-  const group = getProcessGroup()
-  return tpDegree > 1 && group?.worldSize === tpDegree ? group.collectives : undefined
+  return tpDegree > 1 ? getProcessGroup()?.collectives : undefined
 }
 
 /**

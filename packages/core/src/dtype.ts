@@ -1,15 +1,19 @@
 /** Element types, by torch's names. */
-export type DType =
-  | 'float64'
-  | 'float32'
-  | 'float16'
-  | 'bfloat16'
-  | 'int64'
-  | 'int32'
-  | 'int16'
-  | 'int8'
-  | 'uint8'
-  | 'bool'
+export const DTYPES = [
+  'float64',
+  'float32',
+  'float16',
+  'bfloat16',
+  'int64',
+  'int32',
+  'int16',
+  'int8',
+  'uint8',
+  'bool',
+] as const
+
+/** One of `DTYPES`. */
+export type DType = (typeof DTYPES)[number]
 
 /** The typed array that holds a dtype in memory. JavaScript has no 16-bit floats: their bits lie in a `Uint16Array`. */
 export interface DTypeArrays {

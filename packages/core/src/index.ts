@@ -10,7 +10,7 @@ export * from './functional.ts'
 export * from './graph.ts'
 export * from './graph-printer.ts'
 export * from './hub/index.ts'
-export { type LoadTogetherOptions, loadTogether } from './load-agreement.ts'
+export { type FromFirst, type LoadTogetherOptions, loadTogether } from './load-agreement.ts'
 export * from './load-weights.ts'
 export * from './model.ts'
 export * from './module.ts'
@@ -26,7 +26,14 @@ export { type FromHubOptions, type FromPretrainedOptions, hubOptionsOf } from '.
 export * from './process-group.ts'
 export { readConfig } from './read-config.ts'
 export * from './rendezvous.ts'
-export { type SaveOptions, type SaveProgress, ShardedCheckpoint, type ShardedCheckpointOptions } from './save/index.ts'
+export {
+  type SaveOptions,
+  type SaveProgress,
+  ShardedCheckpoint,
+  type ShardedCheckpointOptions,
+  type WriteSafetensorsOptions,
+  writeSafetensors,
+} from './save/index.ts'
 export * from './segment.ts'
 export type { SplitOptions } from './split-weights.ts'
 export { openStore } from './store/open-store.ts'
@@ -36,3 +43,4 @@ export * from './styles.ts'
 export * from './tensor.ts'
 export * from './traced-tensor.ts'
 export * from './tracer.ts'
+export { Turns } from './turns.ts'

@@ -1,7 +1,18 @@
+import { once } from 'node:events'
 import { setTimeout as delay } from 'node:timers/promises'
+import { throwIfAborted } from './abort.ts'
 import type { Collectives } from './collectives.ts'
 import { RankwiseError } from './errors.ts'
-import { Tensor } from './tensor.ts'
+import { exchangeReports, type Outcome, outcomeOf, type RankReport, reportOf } from './rank-report.ts'
+import { turns } from './turns.ts'
+
+/**
+ * Has rank 0 do something on which all ranks of a load depend, and gives all of them the text that comes of it: at most
+ * 1000 bytes. Every rank calls it once; where it fails on rank 0, the load fails there.
+ *
+ * @throws what `work` threw on rank 0; RankwiseError `ABORTED`
+ */
+export type FromFirst = (work: () => Promise<string>) => Promise<string>
 
 /** How `loadTogether` works. */
 export interface LoadTogetherOptions<T> {
@@ -19,85 +30,65 @@ export interface LoadTogetherOptions<T> {
  */
 const INTERVAL_MS = 100
 
-/** In which a rank says how far it is and, where it failed, why. */
-const REPORT_BYTES = 2048
-
 /**
  * Loads a model on all ranks of a group, or on none: while a rank loads, it hears of the failures of the others, and all
  * wait for the last. Where one rank fails or is aborted, `load` is aborted on the others, through the signal that it is
  * given, and what they have loaded is freed.
  *
- * Ranks ask each other all the time, from the call on. So every rank calls it as soon as it has a group and leaves
- * everything that can fail to `load`; and neither `load` nor anyone else uses the group meanwhile. What has to use it,
- * such as opening a repository that rank 0 names the commit of, ends before the call, and fails in `load`:
+ * Ranks ask each other all the time, from the call on. So every rank calls it as soon as it has a group, before anything
+ * that takes time, and leaves everything that can fail to `load`; and neither `load` nor anyone else uses the group
+ * meanwhile. What all ranks have to know of rank 0, such as the commit that a branch stands for, travels with the answers:
  *
- *     const opening = openPretrained(id, { collectives })
- *     await opening.catch(() => {})
- *     return loadTogether(async (signal) => load(await opening, signal), { collectives, signal, release })
+ *     const load = async (signal: AbortSignal, fromFirst: FromFirst) =>
+ *       read(await openPretrained(id, { fromFirst, signal }), signal)
+ *     return loadTogether(load, { collectives, signal, release })
  *
  * Loads of one group that are begun at the same time, in the same order on all ranks, run one after the other.
  *
  * @param load - gets a signal that is aborted with this rank's own and when another rank fails
  * @throws what `load` threw on this rank; `LOAD_FAILED_ELSEWHERE` with the number, the code and the message of the
- *   first rank that failed; those of `Collectives`
+ *   first rank that failed; `LOAD_DIFFERS` when not all ranks ask rank 0; those of `Collectives`
  */
 export async function loadTogether<T>(
-  load: (signal: AbortSignal) => Promise<T>,
+  load: (signal: AbortSignal, fromFirst: FromFirst) => Promise<T>,
   { collectives, signal: own, release }: LoadTogetherOptions<T>,
 ): Promise<T> {
   const stop = new AbortController()
   const signal = own === undefined ? stop.signal : AbortSignal.any([own, stop.signal])
-  if (collectives === undefined || collectives.worldSize === 1) return load(signal)
-  return oneAtATime(collectives, async () => {
-    const outcome = outcomeOf(() => load(signal))
-    try {
-      await agree(outcome, collectives, own)
-    } catch (error) {
-      stop.abort(error)
-      const settled = await outcome
-      if ('value' in settled) await release(settled.value)
-      throw error
-    }
-    return ((await outcome) as { readonly value: T }).value
-  })
-}
-
-type Outcome<T> = { readonly value: T } | { readonly error: unknown }
-
-async function outcomeOf<T>(work: () => Promise<T>): Promise<Outcome<T>> {
+  if (collectives === undefined || collectives.worldSize === 1) return load(signal, (work) => work())
+  using _turn = await turns.take(collectives)
+  const word = new WordOfFirst(collectives.rank, signal)
+  const outcome = outcomeOf(() => load(signal, (work) => word.get(work)))
   try {
-    return { value: await work() }
+    await agree(outcome, word, collectives, own)
   } catch (error) {
-    return { error }
+    stop.abort(error)
+    const settled = await outcome
+    if ('value' in settled) await release(settled.value)
+    throw error
   }
-}
-
-/** Loads that run or wait for their turn: the questions of two at once would be taken for each other's. */
-const queues = new WeakMap<Collectives, Promise<unknown>>()
-
-function oneAtATime<T>(collectives: Collectives, work: () => Promise<T>): Promise<T> {
-  const result = (queues.get(collectives) ?? Promise.resolve()).then(work)
-  queues.set(
-    collectives,
-    result.catch(() => {}),
-  )
-  return result
+  return ((await outcome) as { readonly value: T }).value
 }
 
 /** Resolves when every rank has loaded. @throws as `loadTogether` */
 async function agree(
   outcome: Promise<Outcome<unknown>>,
+  word: WordOfFirst,
   collectives: Collectives,
   signal: AbortSignal | undefined,
 ): Promise<void> {
   // Every rank sees the same reports, so all take part in as many exchanges, whichever fails, and when.
   for (;;) {
     const own = stateOf(await outcomeWithin(outcome, INTERVAL_MS), signal)
-    const states = await exchange(own, collectives)
-    if (states.every(({ kind }) => kind === 'loaded')) return
+    const states = await exchange(own, word, collectives)
     const rank = states.findIndex(({ kind }) => kind === 'failed')
-    if (rank < 0) continue
-    throw own.kind === 'failed' ? own.error : failedElsewhere(rank, states[rank] as Reported)
+    if (rank < 0) {
+      requireSameKind(states)
+      if (states.every(({ kind }) => kind === 'loaded')) return
+      word.hear(states[0] as Report)
+      continue
+    }
+    throw own.kind === 'failed' ? own.error : failedElsewhere(rank, states[rank] as Report)
   }
 }
 
@@ -124,53 +115,80 @@ async function outcomeWithin<T>(outcome: Promise<Outcome<T>>, milliseconds: numb
   }
 }
 
+type Report = RankReport<State['kind']>
+
+/** The code of a rank whose load depends on what rank 0 says; its message, on rank 0, is what it says. */
+const ASKED = 'ASKED'
+
+/** @throws RankwiseError `LOAD_DIFFERS`, on all ranks, when one has loaded without asking rank 0 and another asks */
+function requireSameKind(states: readonly Report[]): void {
+  const asking = states.findIndex(({ code }) => code === ASKED)
+  const silent = states.findIndex(({ kind, code }) => kind === 'loaded' && code !== ASKED)
+  if (asking < 0 || silent < 0) return
+  throw new RankwiseError('LOAD_DIFFERS', `rank ${silent} loads from a folder, and rank ${asking} from a hub`, {
+    rule: 'all ranks load the same model: from a folder on all of them, or by the same id',
+    remedy: 'check that the folder is there on every rank',
+  })
+}
+
 /** What every rank says, in rank order. @throws this rank's own error, or else that of the collectives */
-async function exchange(own: State, collectives: Collectives): Promise<readonly Reported[]> {
+async function exchange(own: State, word: WordOfFirst, collectives: Collectives): Promise<readonly Report[]> {
+  const code = word.isAsked ? ASKED : ''
+  const report = own.kind === 'failed' ? reportOf(own.kind, own) : { kind: own.kind, code, message: word.text }
   try {
-    // No signal: it would end the group, and not only the load.
-    const { data } = await collectives.allGather(new Tensor('uint8', [REPORT_BYTES], encode(own)))
-    return Array.from({ length: collectives.worldSize }, (_, rank) =>
-      decode((data as Uint8Array).subarray(rank * REPORT_BYTES, (rank + 1) * REPORT_BYTES)),
-    )
+    return await exchangeReports(report, collectives)
   } catch (error) {
     // The others learn from the collectives that something is wrong; here, why this rank failed is worth more.
     throw own.kind === 'failed' ? own.error : error
   }
 }
 
-/** What a rank says. */
-interface Reported {
-  readonly kind: State['kind']
-  /** Of its error, if it failed. */
-  readonly code: string
-  readonly message: string
-}
+/** What rank 0 has for the others: it tells it with its state, and they wait until they hear it. */
+class WordOfFirst {
+  /** Whether the load depends on it. */
+  isAsked = false
+  /** On rank 0, once it is there. */
+  text = ''
+  readonly #rank: number
+  readonly #signal: AbortSignal
+  readonly #heard: Promise<string>
+  #resolve: (text: string) => void = () => {}
 
-/** Lines: the state, the code, the message, which is cut to fit. */
-function encode(state: State): Uint8Array {
-  const bytes = new Uint8Array(REPORT_BYTES)
-  const { code, message } = describe(state)
-  new TextEncoder().encodeInto([state.kind, code, message].join('\n'), bytes)
-  return bytes
-}
+  constructor(rank: number, signal: AbortSignal) {
+    this.#rank = rank
+    this.#signal = signal
+    this.#heard = new Promise((resolve) => {
+      this.#resolve = resolve
+    })
+  }
 
-function describe(state: State): { readonly code: string; readonly message: string } {
-  if (state.kind !== 'failed') return { code: '', message: '' }
-  const { error } = state
-  return {
-    code: error instanceof RankwiseError ? error.code : 'ERROR',
-    message: error instanceof Error ? error.message : String(error),
+  async get(work: () => Promise<string>): Promise<string> {
+    this.isAsked = true
+    if (this.#rank > 0) return this.#wait()
+    this.text = await work()
+    return this.text
+  }
+
+  /** Takes note of what rank 0 says. */
+  hear({ message }: Report): void {
+    if (message !== '') this.#resolve(message)
+  }
+
+  async #wait(): Promise<string> {
+    const aborted = new AbortController()
+    const stopped = once(this.#signal, 'abort', { signal: aborted.signal }).catch(() => {})
+    try {
+      throwIfAborted(this.#signal)
+      const text = await Promise.race([this.#heard, stopped])
+      throwIfAborted(this.#signal)
+      return text as string
+    } finally {
+      aborted.abort()
+    }
   }
 }
 
-function decode(bytes: Uint8Array): Reported {
-  const end = bytes.indexOf(0)
-  const text = new TextDecoder().decode(end < 0 ? bytes : bytes.subarray(0, end))
-  const [kind, code = '', ...message] = text.split('\n')
-  return { kind: kind as State['kind'], code, message: message.join('\n') }
-}
-
-function failedElsewhere(rank: number, { code, message }: Reported): RankwiseError {
+function failedElsewhere(rank: number, { code, message }: Report): RankwiseError {
   return new RankwiseError('LOAD_FAILED_ELSEWHERE', `rank ${rank} failed to load`, {
     actual: { rank, code, message },
     rule: 'the ranks of a group load a model together or not at all',

@@ -1,4 +1,5 @@
 import type { Backend, DeviceTensor } from './backend.ts'
+import { refuseAdapterWeights } from './checkpoint/foreign-checkpoint.ts'
 import type { ShardSource, TensorInfo, WeightSource } from './checkpoint/index.ts'
 import { type DType, isFloatingPoint } from './dtype.ts'
 import { RankwiseError } from './errors.ts'
@@ -40,7 +41,7 @@ export interface LoadReport {
   readonly localBytes: number
   /** Bytes of the whole weights. */
   readonly fullBytes: number
-  /** Bytes read from the weight files, headers not counted. */
+  /** Bytes that loading read from the weight files, headers not counted. */
   readonly readBytes: number
   /** Bytes of this rank's shards that the backend left in the files: it maps them, and loading reads none of them. */
   readonly mappedBytes: number
@@ -52,7 +53,17 @@ export interface LoadReport {
 export interface LoadedWeights {
   /** This rank's shard of every weight. Tied ones share a tensor where they are placed alike. */
   readonly weights: ReadonlyMap<string, DeviceTensor>
+  /** What of the checkpoint each of them is. */
+  readonly stored: ReadonlyMap<DeviceTensor, StoredShard>
   readonly report: LoadReport
+}
+
+/** A rank's part of a weight, as the checkpoint has it. */
+export interface StoredShard {
+  /** In the checkpoint's dtype. */
+  readonly byteLength: number
+  /** Whether the backend left it in the file. */
+  readonly isMapped: boolean
 }
 
 /**
@@ -61,7 +72,7 @@ export interface LoadedWeights {
  * under way are waited for and everything that was loaded is freed; of several failures, the first in the order of the
  * files is thrown.
  *
- * @throws RankwiseError `WEIGHTS_MISSING`, `WEIGHTS_SHAPE`, `WEIGHTS_DTYPE`, `ABORTED`, and those of the reader
+ * @throws RankwiseError `ADAPTERS_UNSUPPORTED`, `WEIGHTS_MISSING`, `WEIGHTS_SHAPE`, `WEIGHTS_DTYPE`, `ABORTED`, and those of the reader
  */
 export async function loadWeights(
   checkpoint: WeightSource,
@@ -85,16 +96,24 @@ export async function loadWeights(
   for (const [i, { weight }] of loaded.entries()) {
     for (const parameter of shards[i]?.parameters ?? []) weights.set(parameter, weight)
   }
+  const stored = loaded.map(
+    ({ source, weight, wasRead }) => [weight, { byteLength: source.byteLength, isMapped: !wasRead }] as const,
+  )
   return {
     weights: new Map([...parameters.keys()].map((name) => [name, weights.get(name) as DeviceTensor])),
+    stored: new Map(stored),
     report: {
-      localBytes: totalBytes,
+      ...heldBytes(stored.map(([, shard]) => shard)),
       fullBytes: bytesOf([...new Set(tensors.values())].map((name) => infoOf(checkpoint, name))),
       readBytes: checkpoint.stats.bytesRead - readBefore,
-      mappedBytes: bytesOf(loaded.filter(({ wasRead }) => !wasRead).map(({ source }) => source)),
       largestBuffers: checkpoint.stats.largestBuffers,
     },
   }
+}
+
+/** The bytes that a rank has by now. */
+export function heldBytes(shards: readonly StoredShard[]): Pick<LoadReport, 'localBytes' | 'mappedBytes'> {
+  return { localBytes: bytesOf(shards), mappedBytes: bytesOf(shards.filter(({ isMapped }) => isMapped)) }
 }
 
 /** A shard and the parameters it is the value of: several where they are tied and placed alike. */
@@ -149,12 +168,13 @@ function tensorNames(
   return new Map([...parameters.keys()].map((parameter) => [parameter, nameOf(parameter)]))
 }
 
-/** @throws RankwiseError `WEIGHTS_MISSING` naming all; weights that no parameter has are only warned of */
+/** @throws RankwiseError `ADAPTERS_UNSUPPORTED`, `WEIGHTS_MISSING` naming all; other weights are only warned of */
 function checkNames(
   checkpoint: WeightSource,
   tensors: ReadonlyMap<string, string>,
   { ignored, component }: LoadWeightsOptions,
 ): void {
+  refuseAdapterWeights(checkpoint.location, [...checkpoint.tensors.keys()])
   const missing = [...tensors].filter(([, tensor]) => !checkpoint.tensors.has(tensor)).map(([parameter]) => parameter)
   if (missing.length > 0) {
     throw new RankwiseError('WEIGHTS_MISSING', `the checkpoint lacks ${missing.length} weights of the model`, {

@@ -1,4 +1,4 @@
-import { join } from 'node:path'
+import { join, posix } from 'node:path'
 import type { Backend, DeviceTensor } from './backend.ts'
 import { checkPlan, collectivesFor, joinedCollectives, type PlannedClass, type PlannedModel } from './check-plan.ts'
 import type { Collectives } from './collectives.ts'
@@ -8,7 +8,7 @@ import { GraphExecutor, type RunOptions } from './executor.ts'
 import { ExecutorCache } from './executor-cache.ts'
 import type { Graph } from './graph.ts'
 import { type FileSelection, type HubRepository, openWeights as openHubWeights, openPretrained } from './hub/index.ts'
-import { loadTogether } from './load-agreement.ts'
+import { type FromFirst, loadTogether } from './load-agreement.ts'
 import { type LoadedWeights, type LoadReport, type LoadWeightsOptions, loadWeights } from './load-weights.ts'
 import { Module } from './module.ts'
 import type { TensorParallelConfig } from './parallel-config.ts'
@@ -27,6 +27,7 @@ import { type SplitOptions, splitWeights } from './split-weights.ts'
 import type { Tensor } from './tensor.ts'
 import type { TracedTensor } from './traced-tensor.ts'
 import { trace } from './tracer.ts'
+import { turns } from './turns.ts'
 
 /** A model class, as `fromPretrained` and reports need it. */
 export interface ModelClass<M extends ModelMixin> extends PlannedClass {
@@ -69,6 +70,7 @@ interface Runtime extends LoadedWeights {
 /** A model that loads its weights from a checkpoint folder and runs on a backend, whole or split over ranks. */
 export abstract class ModelMixin extends Module implements PlannedModel {
   #runtime: Runtime | undefined
+  #isSplitting = false
   readonly #executors = new ExecutorCache()
 
   /** Number of attention heads, which a tensor-parallel degree has to divide; undefined where there are none. */
@@ -85,27 +87,26 @@ export abstract class ModelMixin extends Module implements PlannedModel {
    * load together or not at all.
    *
    * @param pathOrId - folder of the model or, with `subfolder`, of its pipeline; or the id of either on a hub, `org/name`
-   * @throws RankwiseError `OPTION_UNKNOWN`, `*_UNSUPPORTED`, `CONFIG_NOT_FOUND`, `CONFIG_INVALID`, `DTYPE_UNSUPPORTED`,
-   *   `PLAN_*`, `HEADS_NOT_DIVISIBLE`, `BLOCK_NOT_DIVISIBLE`, `PLACEMENT_*`, `PROCESS_GROUP_NOT_INITIALIZED`,
-   *   `TP_DEGREE_WORLD_SIZE`, `WEIGHTS_*`, `CHECKPOINT_*`, `SAFETENSORS_*`, `LOAD_FAILED_ELSEWHERE`, `HUB_*`,
-   *   `ABORTED`
+   * @throws RankwiseError `OPTION_UNKNOWN`, `OPTION_INVALID`, `*_UNSUPPORTED`, `CONFIG_NOT_FOUND`, `CONFIG_INVALID`,
+   *   `DTYPE_UNSUPPORTED`, `PLAN_*`, `HEADS_NOT_DIVISIBLE`, `BLOCK_NOT_DIVISIBLE`, `PLACEMENT_*`,
+   *   `PROCESS_GROUP_NOT_INITIALIZED`, `TP_DEGREE_WORLD_SIZE`, `WEIGHTS_*`, `CHECKPOINT_*`, `SAFETENSORS_*`,
+   *   `LOAD_FAILED_ELSEWHERE`, `LOAD_DIFFERS`, `HUB_*`, `ABORTED`
    */
   static async fromPretrained<M extends ModelMixin>(
     this: ModelClass<M>,
     pathOrId: string,
     options: FromPretrainedOptions,
   ): Promise<M> {
-    checkOptions(this.name, options)
-    const collectives = joinedCollectives(options.parallelConfig?.tpDegree ?? 1)
-    // Ranks agree on the commit before they load, since a branch may move on meanwhile.
-    const hub = { ...hubOptionsOf(options), signal: options.signal, collectives }
-    const opening = openPretrained(pathOrId, hub)
-    // Where it fails, it fails in the load: the other ranks hear of that.
-    await opening.catch(() => {})
-    const load = async (signal: AbortSignal) => loadModel(this, (await opening) ?? pathOrId, { ...options, signal })
+    // All that can fail, fails in the load: the other ranks hear of that.
+    const load = async (signal: AbortSignal, fromFirst: FromFirst) => {
+      checkOptions(this.name, options)
+      const repository = await openPretrained(pathOrId, { ...hubOptionsOf(options), signal, fromFirst })
+      return loadModel(this, repository ?? pathOrId, { ...options, signal })
+    }
     const { model, runtime } = await loadTogether(load, {
-      collectives,
-      signal: options.signal,
+      collectives: joinedCollectives(options.parallelConfig?.tpDegree ?? 1),
+      // What is no signal is refused in the load.
+      signal: options.signal instanceof AbortSignal ? options.signal : undefined,
       release: ({ runtime }) => disposeWeights(runtime),
     })
     model.#runtime = runtime
@@ -118,32 +119,23 @@ export abstract class ModelMixin extends Module implements PlannedModel {
    *
    * @throws RankwiseError `MODEL_NOT_LOADED`, `PARALLEL_ALREADY`, `PARALLEL_CONFIG_INVALID`,
    *   `CONTEXT_PARALLEL_UNSUPPORTED`, `PLAN_*`, `HEADS_NOT_DIVISIBLE`, `BLOCK_NOT_DIVISIBLE`, `PLACEMENT_*`,
-   *   `PROCESS_GROUP_NOT_INITIALIZED`, `TP_DEGREE_WORLD_SIZE`, `ABORTED`
+   *   `PROCESS_GROUP_NOT_INITIALIZED`, `TP_DEGREE_WORLD_SIZE`, `LOAD_FAILED_ELSEWHERE`, `ABORTED`
    */
   async enableParallelism(config: TensorParallelConfig, options: SplitOptions = {}): Promise<void> {
-    const runtime = this.#loaded()
-    const { type } = runtime
-    checkParallelConfig(type.name, config)
-    if (runtime.isParallel) {
-      throw new RankwiseError('PARALLEL_ALREADY', 'the model is split already', {
-        where: type.name,
-        actual: { tpDegree: runtime.tpDegree },
-        rule: 'a model is split once',
-        remedy: 'load it again with another degree',
-      })
-    }
-    const { tpDegree } = config
-    const placements = checkPlan(type, this, tpDegree, true)
-    const collectives = collectivesFor(type.name, tpDegree)
-    const target = { ...options, placements, tpDegree, rank: collectives?.rank ?? 0 }
-    const split = await loadTogether((signal) => splitWeights(type.name, runtime, { ...target, signal }), {
-      collectives,
+    const split = await loadTogether((signal) => this.#split(config, { ...options, signal }), {
+      collectives: joinedCollectives((config as TensorParallelConfig | undefined)?.tpDegree ?? 1),
       signal: options.signal,
-      release: ({ weights }) => disposeSplit(weights, runtime.weights),
+      release: ({ whole, runtime }) => disposeSplit(runtime.weights, whole.weights),
     })
+    const { whole, runtime } = split
+    if (this.#runtime !== whole) {
+      disposeSplit(runtime.weights, whole.weights)
+      throw modelNotLoaded(whole.type.name)
+    }
+    this.#runtime = runtime
+    // What runs from here on must not find what was compiled for the whole weights.
     await this.#executors.dispose()
-    disposeSplit(runtime.weights, split.weights)
-    this.#runtime = { ...runtime, ...split, tpDegree, isParallel: true, placements, collectives }
+    disposeSplit(whole.weights, runtime.weights)
   }
 
   /**
@@ -178,6 +170,7 @@ export abstract class ModelMixin extends Module implements PlannedModel {
   async saveShards(directory: string, options: SaveProgressOptions = {}): Promise<void> {
     const runtime = this.#loaded()
     const { placements, collectives } = runtime
+    using _turn = await turns.take(collectives)
     await saveShards(directory, { ...this.#saveOptions(runtime, options), placements, collectives })
   }
 
@@ -221,7 +214,10 @@ export abstract class ModelMixin extends Module implements PlannedModel {
     return backend.download(weight)
   }
 
-  /** Runs a forward on concrete tensors. It is traced, placed and compiled once per method and input shapes. */
+  /**
+   * Runs a forward on concrete tensors. It is traced, placed and compiled once per method and input shapes. Runs of split
+   * models of one group follow each other in the order of the calls.
+   */
   protected async execute<I extends Record<string, Tensor>>(
     method: string,
     inputs: I,
@@ -230,12 +226,45 @@ export abstract class ModelMixin extends Module implements PlannedModel {
   ): Promise<Record<string, Tensor>> {
     const shapes = Object.entries(inputs).map(([name, { dtype, shape }]) => `${name}:${dtype}[${shape.join()}]`)
     const key = `${method} ${shapes.join(' ')}`
+    using _turn = await turns.take(this.#loaded().collectives)
+    // Not before: whoever had the turn may have split the model.
     const { backend, collectives, weights, dtype, placements, tpDegree } = this.#loaded()
     const compile = async () => {
       const graph = trace(`${this.constructor.name}.${method}`, this, inputs, forward, dtype)
       return GraphExecutor.compile(partition(graph, placements, tpDegree), { backend, collectives, weights })
     }
-    return this.#executors.use(key, compile, (executor) => executor.run(inputs, options))
+    // Awaited here: the turn ends with the function.
+    return await this.#executors.use(key, compile, (executor) => executor.run(inputs, options))
+  }
+
+  /** This model split, while it stays whole. */
+  async #split(config: TensorParallelConfig, options: SplitOptions): Promise<{ whole: Runtime; runtime: Runtime }> {
+    const whole = this.#loaded()
+    const { type } = whole
+    checkParallelConfig(type.name, config)
+    if (whole.isParallel || this.#isSplitting) {
+      throw new RankwiseError('PARALLEL_ALREADY', 'the model is split already', {
+        where: type.name,
+        actual: { tpDegree: whole.isParallel ? whole.tpDegree : 'being split' },
+        rule: 'a model is split once',
+        remedy: 'load it again with another degree',
+      })
+    }
+    const { tpDegree } = config
+    const placements = checkPlan(type, this, tpDegree, true)
+    const collectives = collectivesFor(type.name, tpDegree)
+    this.#isSplitting = true
+    try {
+      const split = await splitWeights(type.name, whole, {
+        ...options,
+        placements,
+        tpDegree,
+        rank: collectives?.rank ?? 0,
+      })
+      return { whole, runtime: { ...whole, ...split, tpDegree, isParallel: true, placements, collectives } }
+    } finally {
+      this.#isSplitting = false
+    }
   }
 
   #saveOptions({ type, config, weights, backend }: Runtime, options: SaveProgressOptions) {
@@ -254,12 +283,7 @@ export abstract class ModelMixin extends Module implements PlannedModel {
   }
 
   #loaded(): Runtime {
-    if (this.#runtime === undefined) {
-      throw new RankwiseError('MODEL_NOT_LOADED', 'the model has no weights', {
-        where: this.constructor.name,
-        remedy: 'load it with fromPretrained',
-      })
-    }
+    if (this.#runtime === undefined) throw modelNotLoaded(this.constructor.name)
     return this.#runtime
   }
 }
@@ -277,7 +301,11 @@ async function loadModel<M extends ModelMixin>(
   const tpDegree = parallelConfig?.tpDegree ?? 1
   const weightsName = type.weightsName ?? DEFAULT_WEIGHTS_NAME
   const directory = join(
-    await localFolder(place, { folders: [subfolder], weightsNames: [weightsName] }, signal),
+    await localFolder(
+      place,
+      { files: [posix.join(subfolder, 'config.json')], folders: [subfolder], weightsNames: [weightsName] },
+      signal,
+    ),
     subfolder,
   )
   const configPath = join(directory, 'config.json')
@@ -314,6 +342,13 @@ async function localFolder(
   signal: AbortSignal | undefined,
 ): Promise<string> {
   return typeof place === 'string' ? place : place.download({ ...selection, weights: false }, { signal })
+}
+
+function modelNotLoaded(model: string): RankwiseError {
+  return new RankwiseError('MODEL_NOT_LOADED', 'the model has no weights', {
+    where: model,
+    remedy: 'load it with fromPretrained',
+  })
 }
 
 function disposeWeights({ weights }: Pick<Runtime, 'weights'>): void {

@@ -1,4 +1,5 @@
 import type { Backend } from './backend.ts'
+import { ADAPTERS_RULE } from './checkpoint/foreign-checkpoint.ts'
 import type { DType } from './dtype.ts'
 import { RankwiseError } from './errors.ts'
 import type { DownloadMode, HubOptions } from './hub/index.ts'
@@ -30,19 +31,30 @@ export interface FromPretrainedOptions extends FromHubOptions {
   readonly onProgress?: (progress: LoadProgress) => void
 }
 
-const KNOWN_OPTIONS: Readonly<Record<keyof FromPretrainedOptions, true>> = {
-  revision: true,
-  token: true,
-  cacheDir: true,
-  localFilesOnly: true,
-  endpoint: true,
-  download: true,
-  subfolder: true,
-  dtype: true,
-  backend: true,
-  parallelConfig: true,
-  signal: true,
-  onProgress: true,
+/** What a value has to be, as a test and in words. */
+interface OptionType {
+  readonly accepts: (value: unknown) => boolean
+  readonly rule: string
+}
+
+const TEXT: OptionType = { accepts: (value) => typeof value === 'string', rule: 'a string' }
+const FLAG: OptionType = { accepts: (value) => typeof value === 'boolean', rule: 'a boolean' }
+/** Those that have a code of their own. */
+const CHECKED_ELSEWHERE: OptionType = { accepts: () => true, rule: '' }
+
+const KNOWN_OPTIONS: Readonly<Record<keyof FromPretrainedOptions, OptionType>> = {
+  revision: TEXT,
+  token: { accepts: (value) => value === false || typeof value === 'string', rule: 'a string, or false to send none' },
+  cacheDir: TEXT,
+  localFilesOnly: FLAG,
+  endpoint: TEXT,
+  download: { accepts: (value) => value === 'snapshot' || value === 'shards', rule: "'snapshot' or 'shards'" },
+  subfolder: TEXT,
+  dtype: CHECKED_ELSEWHERE,
+  backend: { accepts: (value) => typeof (value as Backend | null)?.loadShard === 'function', rule: 'a Backend' },
+  parallelConfig: CHECKED_ELSEWHERE,
+  signal: { accepts: (value) => value instanceof AbortSignal, rule: 'an AbortSignal' },
+  onProgress: { accepts: (value) => typeof value === 'function', rule: 'a function' },
 }
 
 const HUB_OPTIONS = ['revision', 'token', 'cacheDir', 'localFilesOnly', 'endpoint', 'download'] as const
@@ -92,6 +104,12 @@ const REFUSED_OPTIONS: Readonly<Record<string, Refusal>> = {
     rule: 'weights are read from safetensors, of which each rank reads its own slices',
     remedy: 'convert the checkpoint with safe_serialization=True',
   },
+  ddufFile: {
+    code: 'CHECKPOINT_FORMAT',
+    harmless: [undefined, null],
+    rule: 'a DDUF file is an archive of a whole pipeline: weights are read from the safetensors files of a folder',
+    remedy: 'unpack the archive and load the folder',
+  },
   ignoreMismatchedSizes: {
     code: 'MISMATCHED_SIZES_UNSUPPORTED',
     harmless: [undefined, false],
@@ -113,7 +131,7 @@ const REFUSED_OPTIONS: Readonly<Record<string, Refusal>> = {
   adapters: {
     code: 'ADAPTERS_UNSUPPORTED',
     harmless: [undefined, null],
-    rule: 'a plan covers the Linears of the base model; adapter weights would stay whole and give wrong sums',
+    rule: ADAPTERS_RULE,
     remedy: 'fuse the adapter into the checkpoint before loading',
   },
 }
@@ -121,12 +139,15 @@ const REFUSED_OPTIONS: Readonly<Record<string, Refusal>> = {
 /**
  * Refuses options that Rankwise does not have, those of diffusers with the reason; nothing has been read yet.
  *
- * @throws RankwiseError `OPTION_UNKNOWN`, `PARALLEL_CONFIG_INVALID`, `CONTEXT_PARALLEL_UNSUPPORTED`, and the codes of
+ * @throws RankwiseError `OPTION_UNKNOWN`, `OPTION_INVALID`, `PARALLEL_CONFIG_INVALID`, `CONTEXT_PARALLEL_UNSUPPORTED`, and the codes of
  *   `REFUSED_OPTIONS`
  */
 export function checkOptions(model: string, options: FromPretrainedOptions): void {
   for (const [name, value] of Object.entries(options)) {
-    if (Object.hasOwn(KNOWN_OPTIONS, name)) continue
+    if (isKnown(name)) {
+      checkType(model, name, value)
+      continue
+    }
     const refusal = Object.hasOwn(REFUSED_OPTIONS, name) ? REFUSED_OPTIONS[name] : undefined
     if (refusal === undefined) {
       throw new RankwiseError('OPTION_UNKNOWN', `fromPretrained has no option '${name}'`, {
@@ -136,7 +157,28 @@ export function checkOptions(model: string, options: FromPretrainedOptions): voi
     }
     if (!refusal.harmless.includes(value)) throw refusedOption(model, name, value, refusal)
   }
+  // It alone has no default.
+  if (options.backend === undefined) throw invalidOption(model, 'backend', undefined)
   if (options.parallelConfig !== undefined) checkParallelConfig(model, options.parallelConfig)
+}
+
+function isKnown(name: string): name is keyof FromPretrainedOptions {
+  return Object.hasOwn(KNOWN_OPTIONS, name)
+}
+
+/** Not all callers have types: what diffusers calls None would be taken for text. */
+function checkType(model: string, name: keyof FromPretrainedOptions, value: unknown): void {
+  if (value !== undefined && !KNOWN_OPTIONS[name].accepts(value)) throw invalidOption(model, name, value)
+}
+
+/** A value is not quoted: it may be a token. */
+function invalidOption(model: string, name: keyof FromPretrainedOptions, value: unknown): RankwiseError {
+  return new RankwiseError('OPTION_INVALID', `the option ${name} is no such value`, {
+    where: model,
+    actual: { [name]: value === null ? 'null' : typeof value },
+    rule: `${name} is ${KNOWN_OPTIONS[name].rule}`,
+    remedy: name === 'backend' ? 'pass the backend that is to run the model' : `leave ${name} out for its default`,
+  })
 }
 
 function refusedOption(model: string, name: string, value: unknown, { code, rule, remedy }: Refusal): RankwiseError {

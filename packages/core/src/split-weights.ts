@@ -1,10 +1,12 @@
-import type { Backend } from './backend.ts'
+import { throwIfAborted } from './abort.ts'
+import type { Backend, DeviceTensor } from './backend.ts'
 import type { DType } from './dtype.ts'
-import type { LoadedWeights, LoadProgress } from './load-weights.ts'
+import { heldBytes, type LoadedWeights, type LoadProgress, type StoredShard } from './load-weights.ts'
 import { MemoryWeights } from './memory-weights.ts'
 import { shardSlices } from './placement.ts'
 import type { ParameterPlacements } from './plan.ts'
 import { loadShards } from './shard-loads.ts'
+import { sizeOf } from './tensor.ts'
 
 /** Options of `enableParallelism`. */
 export interface SplitOptions {
@@ -34,7 +36,8 @@ export async function splitWeights(
   whole: WholeWeights,
   { placements, rank, tpDegree, signal, onProgress }: SplitTarget,
 ): Promise<LoadedWeights> {
-  const { backend, dtype, weights } = whole
+  throwIfAborted(signal, component)
+  const { backend, dtype, weights, report } = whole
   await using memory = new MemoryWeights(component, backend, weights)
   const sources = [...placements].flatMap(([name, { placement }]) => {
     const slices = shardSlices(placement, rank, tpDegree)
@@ -43,8 +46,16 @@ export async function splitWeights(
   const totalBytes = sources.reduce((sum, { byteLength }) => sum + byteLength, 0)
   const onLoaded = (loadedBytes: number) => onProgress?.({ component, loadedBytes, totalBytes })
   const loaded = await loadShards(sources, { backend, dtype, signal, onLoaded })
-  const shards = loaded.map(({ source, weight }) => [source.name, weight] as const)
-  const wholeBytes = sources.reduce((sum, { name }) => sum + (memory.tensors.get(name)?.byteLength ?? 0), 0)
-  const localBytes = whole.report.localBytes - wholeBytes + totalBytes
-  return { weights: new Map([...weights, ...shards]), report: { ...whole.report, localBytes } }
+  const split = new Map([...weights, ...loaded.map(({ source, weight }) => [source.name, weight] as const)])
+  const stored = new Map(
+    [...split].map(([name, weight]) => [weight, storedAs(weight, weights.get(name) as DeviceTensor, whole.stored)]),
+  )
+  return { weights: split, stored, report: { ...report, ...heldBytes([...stored.values()]) } }
+}
+
+/** A weight that is not split stays where it is. */
+function storedAs(weight: DeviceTensor, whole: DeviceTensor, stored: LoadedWeights['stored']): StoredShard {
+  const origin = stored.get(whole) as StoredShard
+  if (weight === whole) return origin
+  return { byteLength: (origin.byteLength * sizeOf(weight.shape)) / sizeOf(whole.shape), isMapped: false }
 }

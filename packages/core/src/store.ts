@@ -18,8 +18,8 @@ export interface Store extends AsyncDisposable {
   /** Adds to a counter that starts at 0, and returns its new value: each rank gets another one. */
   add(key: string, amount: number): Promise<number>
   /**
-   * Closes the connection; idempotent. Where this rank holds the store, its port is free at once, and up to 5 s are left
-   * to the other ranks to read the rest and close theirs.
+   * Closes the connection; idempotent. Where this rank holds the store, the other ranks have up to 5 s to read the rest
+   * and close theirs; then the port is free.
    */
   close(): Promise<void>
 }

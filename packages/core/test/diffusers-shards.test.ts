@@ -84,21 +84,27 @@ describe.each(MODELS)('$name', ({ name, plan, blocks }) => {
     const placements = resolvePlan(modelOf(checkpoint.tensors, blocks), plan)
     const backend = new ReferenceBackend()
     const whole = new Map()
+    const stored = new Map()
     for (const weight of checkpoint.tensors.keys()) {
-      whole.set(weight, await backend.loadShard(checkpoint.source(weight), { dtype: 'float32' }))
+      const source = checkpoint.source(weight)
+      whole.set(weight, await backend.loadShard(source, { dtype: 'float32' }))
+      stored.set(whole.get(weight), { byteLength: source.byteLength, isMapped: false })
     }
     const report = { localBytes: 0, fullBytes: 0, readBytes: 0, mappedBytes: 0, largestBuffers: new Map() }
     for (const [rank, shards] of golden[`tp${tpDegree}`].entries()) {
       const target = { placements, rank, tpDegree }
-      const split = await splitWeights(name, { weights: whole, report, backend, dtype: 'float32' }, target)
+      let localBytes = 0
+      const split = await splitWeights(name, { weights: whole, stored, report, backend, dtype: 'float32' }, target)
       for (const [weight, { shape, sha256 }] of Object.entries<Shard>(shards)) {
         const slices = shardSlices(placements.get(weight)?.placement ?? REPLICATED, rank, tpDegree)
         const read = await checkpoint.source(weight, slices).read()
+        localBytes += read.byteLength
         expect(shardOf(read), `${weight} as read`).toEqual({ shape, sha256 })
         const held = await backend.download(split.weights.get(weight) ?? whole.get(weight))
         // The backend holds float32; casting back is exact.
         expect(shardOf(held.cast(read.dtype)), `${weight} as split`).toEqual({ shape, sha256 })
       }
+      expect(split.report.localBytes).toBe(localBytes)
     }
   })
 })

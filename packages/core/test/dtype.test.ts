@@ -3,6 +3,7 @@ import { describe, expect, it } from 'vitest'
 import {
   bfloat16ToFloat32,
   castData,
+  DTYPES,
   type DType,
   float16ToFloat32,
   float32ToBfloat16,
@@ -188,18 +189,6 @@ describe('viewAs', () => {
 })
 
 it('knows item sizes and which dtypes are floats', () => {
-  const dtypes: DType[] = [
-    'float64',
-    'float32',
-    'float16',
-    'bfloat16',
-    'int64',
-    'int32',
-    'int16',
-    'int8',
-    'uint8',
-    'bool',
-  ]
-  expect(dtypes.map(itemSize)).toEqual([8, 4, 2, 2, 8, 4, 2, 1, 1, 1])
-  expect(dtypes.filter(isFloatingPoint)).toEqual(['float64', 'float32', 'float16', 'bfloat16'])
+  expect(DTYPES.map(itemSize)).toEqual([8, 4, 2, 2, 8, 4, 2, 1, 1, 1])
+  expect(DTYPES.filter(isFloatingPoint)).toEqual(['float64', 'float32', 'float16', 'bfloat16'])
 })

@@ -3,13 +3,14 @@ import { join } from 'node:path'
 import fc from 'fast-check'
 import { describe, expect, test } from 'vitest'
 import type { DeviceTensor, LoadShardOptions } from '../src/backend.ts'
-import { Checkpoint, type ShardSource, type TensorInfo, writeSafetensors } from '../src/checkpoint/index.ts'
+import { Checkpoint, type ShardSource, type TensorInfo } from '../src/checkpoint/index.ts'
 import type { Collectives } from '../src/collectives.ts'
 import { RankwiseError } from '../src/errors.ts'
-import { loadTogether } from '../src/load-agreement.ts'
+import { type FromFirst, loadTogether } from '../src/load-agreement.ts'
 import { loadWeights } from '../src/load-weights.ts'
 import { Linear } from '../src/nn/index.ts'
 import { ReferenceBackend } from '../src/reference/index.ts'
+import { writeSafetensors } from '../src/save/index.ts'
 import { Tensor } from '../src/tensor.ts'
 import { temporaryFolder } from './checkpoint/files.ts'
 import { MemoryGroup } from './support-collectives.ts'
@@ -162,7 +163,7 @@ describe('ranks that load together', () => {
       loadBoth(ranks[0] as Collectives, [0, 50]),
       loadBoth(ranks[1] as Collectives, [50, 0]),
     ])
-    expect(first?.[0]?.error).toMatchObject({ code: 'LOAD_FAILED_ELSEWHERE', actual: { rank: 1, code: 'ERROR' } })
+    expect(first?.[0]?.error).toMatchObject({ code: 'LOAD_FAILED_ELSEWHERE', actual: { rank: 1, code: 'RANK_FAILED' } })
     expect(second?.[0]?.error?.message).toBe('no room')
     expect([first?.[1]?.value, second?.[1]?.value]).toEqual(['b', 'b'])
     expect(events.filter((event) => event.startsWith('0'))).toEqual([
@@ -172,6 +173,62 @@ describe('ranks that load together', () => {
       '0 begins b',
       '0 has b',
     ])
+    await expectInStep(ranks)
+  })
+
+  test('hear what rank 0 has found, each load its own, however long that takes', async () => {
+    const ranks = ranksOf(3)
+    const one = (collectives: Collectives, name: string, delay: number) =>
+      loadTogether(
+        async (_, fromFirst) => {
+          await after(Math.random() * 20)
+          const commit = await fromFirst(async () => {
+            await after(delay)
+            return `commit of ${name}, as rank ${collectives.rank} knows it`
+          })
+          return commit
+        },
+        { collectives, release: () => {} },
+      )
+    const loads = await Promise.all(ranks.map((rank) => Promise.all([one(rank, 'a', 250), one(rank, 'b', 0)])))
+    for (const values of loads) {
+      expect(values).toEqual(['a', 'b'].map((name) => `commit of ${name}, as rank 0 knows it`))
+    }
+    await expectInStep(ranks)
+  })
+
+  test('do not wait for what rank 0 has not found, when it fails or another is aborted', async () => {
+    const own = new AbortController()
+    setTimeout(() => own.abort(), 50)
+    const never = (signal: AbortSignal) => waitFor(60_000, signal).then(() => 'never')
+    const failing = () => Promise.reject(new RankwiseError('BROKEN', 'no such repository'))
+    for (const [work, codes] of [
+      [failing, ['BROKEN', 'LOAD_FAILED_ELSEWHERE', 'LOAD_FAILED_ELSEWHERE']],
+      [never, ['LOAD_FAILED_ELSEWHERE', 'LOAD_FAILED_ELSEWHERE', 'ABORTED']],
+    ] as const) {
+      const ranks = ranksOf(3)
+      const start = Date.now()
+      const load = (signal: AbortSignal, fromFirst: FromFirst) => fromFirst(() => work(signal))
+      const outcomes = ranks.map((collectives, rank) => {
+        const signal = rank === 2 && work === never ? { signal: own.signal } : {}
+        return outcomeOf(loadTogether(load, { collectives, release: () => {}, ...signal }))
+      })
+      expect((await Promise.all(outcomes)).map(({ error }) => error?.code)).toEqual(codes)
+      expect(Date.now() - start).toBeLessThan(1000)
+      await expectInStep(ranks)
+    }
+  })
+
+  test.each([0, 1, 2])('are refused on all ranks when rank %i alone does not ask rank 0', async (silent) => {
+    const ranks = ranksOf(3)
+    const released: string[] = []
+    const outcomes = ranks.map((collectives, rank) => {
+      const load = async (_: AbortSignal, fromFirst: FromFirst) =>
+        rank === silent ? 'folder' : fromFirst(async () => 'commit')
+      return outcomeOf(loadTogether(load, { collectives, release: (value) => void released.push(value) }))
+    })
+    expect((await Promise.all(outcomes)).map(({ error }) => error?.code)).toEqual(Array(3).fill('LOAD_DIFFERS'))
+    expect(released).toContain('folder')
     await expectInStep(ranks)
   })
 

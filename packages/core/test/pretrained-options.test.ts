@@ -48,6 +48,7 @@ describe('fromPretrained refuses before any weight is read', () => {
     ['ignoreMismatchedSizes', { ignoreMismatchedSizes: true }, 'MISMATCHED_SIZES_UNSUPPORTED'],
     ['an offload folder', { offloadFolder: '/tmp' }, 'OFFLOAD_UNSUPPORTED'],
     ['an offloaded state dict', { offloadStateDict: true }, 'OFFLOAD_UNSUPPORTED'],
+    ['a DDUF file', { ddufFile: 'flux.dduf' }, 'CHECKPOINT_FORMAT'],
     ['adapters', { adapters: ['style'] }, 'ADAPTERS_UNSUPPORTED'],
     ['an option that nobody has', { torchDtype: 'float32' }, 'OPTION_UNKNOWN'],
     ['a dtype the backend cannot take', { dtype: 'bfloat16' }, 'DTYPE_UNSUPPORTED'],
@@ -62,6 +63,30 @@ describe('fromPretrained refuses before any weight is read', () => {
     await expect(Mlp.fromPretrained(empty, untyped(options))).rejects.toMatchObject({ code })
     const together = untyped({ parallelConfig: tp(1), ...options })
     await expect(Mlp.fromPretrained(empty, together)).rejects.toMatchObject({ code })
+  })
+
+  it.each<[string, unknown]>([
+    ...[
+      'revision',
+      'token',
+      'cacheDir',
+      'localFilesOnly',
+      'endpoint',
+      'download',
+      'subfolder',
+      'backend',
+      'signal',
+    ].map((name): [string, unknown] => [name, null]),
+    ['token', true],
+    ['localFilesOnly', 'no'],
+    ['download', 'slices'],
+    ['backend', undefined],
+    ['backend', 'ort'],
+    ['signal', new AbortController()],
+    ['onProgress', true],
+  ])('%s as %s', async (name, value) => {
+    const refused = Mlp.fromPretrained(empty, untyped({ [name]: value }))
+    await expect(refused).rejects.toMatchObject({ code: 'OPTION_INVALID', message: expect.stringContaining(name) })
   })
 
   it('takes the harmless values of options it does not have', async () => {
@@ -83,7 +108,38 @@ describe('fromPretrained refuses before any weight is read', () => {
     await rm(folder, { recursive: true })
   })
 
-  it.each(['bin', 'pt', 'ckpt', 'gguf'])('weights as .%s', async (ending) => {
+  it.each([
+    ['flux.dduf', 'CHECKPOINT_FORMAT'],
+    ['flux.gguf', 'CHECKPOINT_FORMAT'],
+    ['model.bin', 'CHECKPOINT_FORMAT'],
+    ['pytorch_lora_weights.safetensors', 'ADAPTERS_UNSUPPORTED'],
+    ['adapter_model.safetensors', 'ADAPTERS_UNSUPPORTED'],
+    ['My-LoRA-v2.safetensors', 'ADAPTERS_UNSUPPORTED'],
+    ['flux.safetensors', 'CONFIG_NOT_FOUND'],
+  ])('%s, as a file and alone in a folder', async (file, code) => {
+    const folder = await mkdtemp(join(tmpdir(), 'rankwise-foreign-'))
+    await writeFile(join(folder, file), 'x')
+    await expect(Mlp.fromPretrained(folder, { backend })).rejects.toMatchObject({ code })
+    await expect(Mlp.fromPretrained(join(folder, file), { backend })).rejects.toMatchObject({ code })
+    await rm(folder, { recursive: true })
+  })
+
+  it.each([
+    'layers.0.lora_A.weight',
+    'base_model.model.layers.0.lora_B.default.weight',
+    'layers.0.base_layer.weight',
+    'transformer.layers.0.lora.up.weight',
+    'layers.0.lokr_w1',
+  ])('a checkpoint with the adapter weight %s', async (name) => {
+    const folder = await mkdtemp(join(tmpdir(), 'rankwise-adapter-'))
+    await writeFile(join(folder, 'config.json'), '{}')
+    const weights = new Map([...mlpWeights(), [name, Tensor.zeros('float32', [4, 4])] as const])
+    await writeSafetensors(join(folder, 'diffusion_pytorch_model.safetensors'), weights)
+    await expect(Mlp.fromPretrained(folder, { backend })).rejects.toMatchObject({ code: 'ADAPTERS_UNSUPPORTED' })
+    await rm(folder, { recursive: true })
+  })
+
+  it.each(['bin', 'pt', 'ckpt', 'gguf', 'dduf'])('weights as .%s', async (ending) => {
     const folder = await mkdtemp(join(tmpdir(), 'rankwise-format-'))
     await writeFile(join(folder, 'config.json'), '{}')
     await writeFile(join(folder, `diffusion_pytorch_model.${ending}`), 'x')
@@ -153,6 +209,44 @@ describe('enableParallelism', () => {
     expect(backend.memory().weightBytes).toBe(weightBytes)
     await model.dispose()
     await expect(model.enableParallelism(tp(1))).rejects.toMatchObject({ code: 'MODEL_NOT_LOADED' })
+  })
+
+  it('refuses a second call while the first is under way, which may be repeated once it has failed', async () => {
+    const own = new ReferenceBackend()
+    const model = await Mlp.fromPretrained(complete, { backend: own })
+    const before = await model.run(x)
+    const { weightBytes } = own.memory()
+    const aborted = { signal: AbortSignal.abort() }
+    await expect(model.enableParallelism(tp(1), aborted)).rejects.toMatchObject({ code: 'ABORTED' })
+    const calls = [model.enableParallelism(tp(1)), model.enableParallelism(tp(1))]
+    const [first, second] = await Promise.allSettled(calls)
+    expect(first).toMatchObject({ status: 'fulfilled' })
+    expect(second).toMatchObject({ status: 'rejected', reason: { code: 'PARALLEL_ALREADY' } })
+    expect(own.memory().weightBytes).toBe(weightBytes)
+    expect(await model.run(x)).toEqual(before)
+    await model.dispose()
+  })
+
+  it('does not bring back a model that is disposed meanwhile', async () => {
+    const own = new ReferenceBackend()
+    const model = await Mlp.fromPretrained(complete, { backend: own })
+    const splitting = model.enableParallelism(tp(1))
+    await model.dispose()
+    await expect(splitting).rejects.toMatchObject({ name: 'RankwiseError' })
+    await expect(model.run(x)).rejects.toMatchObject({ code: 'MODEL_NOT_LOADED' })
+    expect(own.memory()).toEqual({ weightBytes: 0, mappedBytes: 0, executables: 0 })
+  })
+
+  it('lets runs that were begun before end one way or the other, and later ones compute the same', async () => {
+    const own = new ReferenceBackend()
+    const model = await Mlp.fromPretrained(complete, { backend: own })
+    const before = await model.run(x)
+    const early = Array.from({ length: 3 }, () => model.run(x).catch((error: { code: string }) => error.code))
+    await model.enableParallelism(tp(1))
+    for (const result of await Promise.all(early)) expect([before, 'EXECUTOR_DISPOSED']).toContainEqual(result)
+    expect(await model.run(x)).toEqual(before)
+    await model.dispose()
+    expect(own.memory()).toEqual({ weightBytes: 0, mappedBytes: 0, executables: 0 })
   })
 
   it('refuses a model that was loaded split, and a class without a plan', async () => {

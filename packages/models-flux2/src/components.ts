@@ -1,6 +1,7 @@
 import {
   type Backend,
   type DType,
+  type FromFirst,
   type FromHubOptions,
   type HubRepository,
   hubOptionsOf,
@@ -63,9 +64,6 @@ export async function loadComponents(
 ): Promise<Flux2KleinComponents> {
   const { parallelConfig, signal } = options
   const collectives = joinedCollectives(parallelConfig?.tpDegree ?? 1)
-  const opening = openPretrained(pathOrId, { ...hubOptionsOf(options), signal, collectives })
-  // Where it fails, it fails in the load: the other ranks hear of that.
-  await opening.catch(() => {})
   const loaded: AsyncDisposable[] = []
   const own = <M extends AsyncDisposable>(model: M): M => {
     loaded.push(model)
@@ -75,13 +73,16 @@ export async function loadComponents(
     for (const model of loaded.splice(0)) await model[Symbol.asyncDispose]()
   }
   try {
-    const load = async (signal: AbortSignal) => loadWholeParts(pathOrId, await opening, { ...options, signal }, own)
-    const parts = await loadTogether(load, { collectives, signal, release })
+    const load = async (signal: AbortSignal, fromFirst: FromFirst) => {
+      const repository = await openPretrained(pathOrId, { ...hubOptionsOf(options), signal, fromFirst })
+      return { repository, parts: await loadWholeParts(pathOrId, repository, { ...options, signal }, own) }
+    }
+    const { repository, parts } = await loadTogether(load, { collectives, signal, release })
     const transformer =
       options.transformer ??
       own(
         await Flux2Transformer2DModel.fromPretrained(pathOrId, {
-          ...modelOptions(options, await opening),
+          ...modelOptions(options, repository),
           ...(parallelConfig === undefined ? {} : { parallelConfig }),
           subfolder: 'transformer',
         }),

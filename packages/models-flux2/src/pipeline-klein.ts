@@ -1,4 +1,4 @@
-import { RankwiseError, Tensor, throwIfAborted } from '@rankwise/core'
+import { RankwiseError, Tensor, Turns, throwIfAborted } from '@rankwise/core'
 import {
   type AutoencoderKLFlux2,
   type Callable,
@@ -34,6 +34,9 @@ const PATCH = 2
 
 /** Side of the default picture, in VAE latents. */
 const DEFAULT_SAMPLE_SIZE = 128
+
+/** Calls that overlap on one rank need not overlap in the same way on another. */
+const turns = new Turns()
 
 /**
  * Text-to-image with FLUX.2-klein. Every rank calls it with the same options and gets the same picture.
@@ -90,7 +93,10 @@ export class Flux2KleinPipeline implements Flux2KleinComponents, AsyncDisposable
     return next.value
   }
 
-  /** Draws pictures step by step: yields after every denoising step and returns the output. */
+  /**
+   * Draws pictures step by step: yields after every denoising step and returns the output. On several ranks the next call
+   * waits for the end of this one, be it its last step or `return()`, as a loop that is left calls it.
+   */
   async *steps<T extends OutputType = 'image'>(
     options: Flux2KleinOptions<T>,
   ): AsyncGenerator<DenoisingStep, Flux2Output<T>, void> {
@@ -98,6 +104,7 @@ export class Flux2KleinPipeline implements Flux2KleinComponents, AsyncDisposable
     const defaultSize = DEFAULT_SAMPLE_SIZE * this.vae.vaeScaleFactor
     const resolved = resolveOptions(options, { pixelsPerToken, defaultSize })
     const { signal } = options
+    using _turn = await turns.take(this.transformer.collectives)
     throwIfAborted(signal)
     const [rows, columns] = [resolved.height / pixelsPerToken, resolved.width / pixelsPerToken]
     const conditions = await encodeConditions(this, options, resolved)

@@ -9,9 +9,11 @@ describe.each([2, 4])('at degree %i', (worldSize) => {
   it('a model that is split in memory computes what one that was loaded split computes', async () => {
     const ranks = await onRanks<SplitModelResult>(worldSize, WORKER, GOLDEN)
     const out = (await loadGolden(GOLDEN)).get('out')
-    for (const { sharded, split, memory } of ranks) {
+    for (const { sharded, split, memory, reports } of ranks) {
       expect(split).toEqual(sharded)
       expectClose(split, out.data as Float32Array, { relativeRms: 2e-5 })
+      expect(reports[0].localBytes).toBe(reports[1].localBytes)
+      expect(reports[0].mappedBytes).toBe(memory[1].mappedBytes)
       const [whole, after] = memory.map(({ weightBytes, mappedBytes }) => weightBytes + mappedBytes) as [number, number]
       // 23 % of this tiny model is replicated; the rest is shared out, and nothing of the whole weights stays.
       expect(after / whole).toBeCloseTo(0.2324 + (1 - 0.2324) / worldSize, 3)

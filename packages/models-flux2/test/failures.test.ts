@@ -3,6 +3,7 @@ import { callOptions, directory } from '@rankwise/demo-flux2'
 import { onRanks, RankProcesses } from '@rankwise/fixtures'
 import { describe, expect, it } from 'vitest'
 import type { Disagreement } from './workers/different-requests.ts'
+import type { OverlappingResult } from './workers/overlapping-calls.ts'
 import type { PipelineResult, PipelineRun } from './workers/pipeline.ts'
 
 const WORKER = new URL('workers/pipeline.ts', import.meta.url)
@@ -12,6 +13,7 @@ const RUNS: readonly PipelineRun[] = [
   { directory, seed: 42, options: { ...callOptions, prompt: 'a cat on a blue background', numInferenceSteps: 500 } },
 ]
 
+const OVERLAPPING = new URL('workers/overlapping-calls.ts', import.meta.url)
 const DISAGREEING = new URL('workers/different-requests.ts', import.meta.url)
 
 describe('ranks that are asked for different pictures', () => {
@@ -26,6 +28,17 @@ describe('ranks that are asked for different pictures', () => {
     const [waiting, failing] = await onRanks<readonly string[]>(2, DISAGREEING, asked)
     expect(failing).toEqual(['CALLBACK'])
     expect(waiting).toEqual([expect.stringMatching(/^(RANK_LOST|ABORTED)$/)])
+  })
+})
+
+describe('calls that overlap', () => {
+  it('draw what they draw one after the other', async () => {
+    const prompts = ['a cat on a blue background', 'a rocket on a red background', 'a tree']
+    const ranks = await onRanks<OverlappingResult>(2, OVERLAPPING, prompts)
+    for (const { alone, together } of ranks) {
+      expect(together).toEqual(alone)
+      expect(new Set(alone.map((latents) => latents.join())).size).toBe(prompts.length)
+    }
   })
 })
 

@@ -1,4 +1,7 @@
+import { once } from 'node:events'
 import { cp, mkdir, mkdtemp, readdir, rm, stat, truncate, writeFile } from 'node:fs/promises'
+import { createServer } from 'node:http'
+import type { AddressInfo } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { onRanks, referencePath } from '@rankwise/fixtures'
@@ -51,6 +54,17 @@ async function cacheOf(id: string): Promise<string> {
   return cache
 }
 
+/** A hub that takes every request and answers none. */
+async function silentHub(): Promise<string> {
+  const server = createServer(() => {}).listen(0, '127.0.0.1')
+  await once(server, 'listening')
+  onTestFinished(() => {
+    server.closeAllConnections()
+    server.close()
+  })
+  return `http://127.0.0.1:${(server.address() as AddressInfo).port}`
+}
+
 /** What rank 0 and rank 1 end with. */
 interface Expected {
   readonly what: string
@@ -59,6 +73,8 @@ interface Expected {
   readonly failed?: number
 }
 
+const DEVICE_MAP: object = { deviceMap: 'auto' }
+
 it('two ranks load together or not at all, and their group outlives it', async () => {
   const broken = await truncated()
   const unconfigured = await without('config.json', WHOLE)
@@ -66,6 +82,7 @@ it('two ranks load together or not at all, and their group outlives it', async (
   const unencoded = await without('text_encoder/config.json', PIPELINE)
   const id = 'org/flux2-klein-tiny'
   const hub = { cacheDir: await cacheOf(id), localFilesOnly: true }
+  const silent = { cacheDir: await temporaryFolder(), token: false as const, endpoint: await silentHub() }
   const elsewhere = 'LOAD_FAILED_ELSEWHERE'
   const cases: readonly (Expected & { readonly scenario: LoadScenario })[] = [
     {
@@ -102,6 +119,64 @@ it('two ranks load together or not at all, and their group outlives it', async (
       },
       codes: [elsewhere, 'HUB_ENDPOINT'],
       failed: 1,
+    },
+    {
+      what: 'an abort of rank 0 while the hub does not answer it',
+      scenario: {
+        type: 'transformer',
+        places: [id, id],
+        hubs: [silent, silent],
+        delays: [0, 0],
+        aborts: [300, undefined],
+      },
+      codes: ['ABORTED', elsewhere],
+      failed: 0,
+    },
+    {
+      what: 'an abort of rank 1 while the hub does not answer rank 0',
+      scenario: {
+        type: 'transformer',
+        places: [id, id],
+        hubs: [silent, silent],
+        delays: [0, 0],
+        aborts: [undefined, 300],
+      },
+      codes: [elsewhere, 'ABORTED'],
+      failed: 1,
+    },
+    {
+      what: 'an abort of a pipeline while the hub does not answer',
+      scenario: {
+        type: 'pipeline',
+        places: [id, id],
+        hubs: [silent, silent],
+        delays: [0, 0],
+        aborts: [undefined, 300],
+      },
+      codes: [elsewhere, 'ABORTED'],
+      failed: 1,
+    },
+    {
+      what: 'an id on one rank, a folder on the other',
+      scenario: { type: 'transformer', places: [id, WHOLE], hubs: [hub, hub], delays: [0, 0] },
+      codes: ['LOAD_DIFFERS', 'LOAD_DIFFERS'],
+    },
+    {
+      what: 'a folder on one rank, an id on the other',
+      scenario: { type: 'transformer', places: [WHOLE, id], hubs: [hub, hub], delays: [0, 0] },
+      codes: ['LOAD_DIFFERS', 'LOAD_DIFFERS'],
+    },
+    {
+      what: 'an option that one rank alone has',
+      scenario: { type: 'transformer', places: [WHOLE, WHOLE], hubs: [{}, DEVICE_MAP], delays: [1000, 1000] },
+      codes: [elsewhere, 'DEVICE_MAP_UNSUPPORTED'],
+      failed: 1,
+    },
+    {
+      what: 'a degree that one rank alone has',
+      scenario: { type: 'transformer', places: [WHOLE, WHOLE], degrees: [4, 2], delays: [1000, 1000] },
+      codes: ['TP_DEGREE_WORLD_SIZE', elsewhere],
+      failed: 0,
     },
     {
       what: 'a hub that all have cached',

@@ -7,6 +7,11 @@ import { integer } from '../parse-options.ts'
 
 interface RunOptions {
   readonly nprocPerNode: number
+  readonly nnodes: number
+  readonly nodeRank: number
+  readonly masterAddr?: string
+  readonly masterPort?: number
+  readonly maxRestarts: number
   readonly timeout?: number
   readonly prefix: boolean
   readonly inheritRank0?: true
@@ -15,10 +20,15 @@ interface RunOptions {
 /** `rankwise run`: one process per rank. The parent command needs `enablePositionalOptions()`. */
 export function runCommand(): Command {
   return new Command('run')
-    .description('run a script as several ranks on this machine, as torchrun does')
+    .description('run a script as several ranks, on this machine or on several, as torchrun does')
     .argument('<script>', 'JavaScript or TypeScript file')
     .argument('[args...]', 'arguments of the script')
-    .option('--nproc-per-node <n>', 'number of ranks', integer(1), 1)
+    .option('--nproc-per-node <n>', 'number of ranks on each machine', integer(1), 1)
+    .option('--nnodes <n>', 'number of machines; run the command on each, with one RANKWISE_TOKEN', integer(1), 1)
+    .option('--node-rank <n>', 'number of this machine, from 0', integer(0), 0)
+    .option('--master-addr <host>', 'address of machine 0 (default: 127.0.0.1, on one machine)')
+    .option('--master-port <port>', 'port for rank 0 (default: a free one, on one machine)', integer(1, 65_535))
+    .option('--max-restarts <n>', 'how often all ranks of a machine are started again after one failed', integer(0), 0)
     .option(
       '--timeout <ms>',
       'longest wait of a rank for its peers (default: RANKWISE_TIMEOUT_MS, or ten minutes)',
@@ -36,8 +46,13 @@ async function run(script: string, args: readonly string[], options: RunOptions)
   process.exitCode = await launch({
     command: [process.execPath, ...nodeOptions(path), path, ...args],
     nprocPerNode: options.nprocPerNode,
+    nnodes: options.nnodes,
+    nodeRank: options.nodeRank,
+    maxRestarts: options.maxRestarts,
     prefix: options.prefix,
     inheritRank0: options.inheritRank0 === true,
+    ...(options.masterAddr === undefined ? {} : { masterAddr: options.masterAddr }),
+    ...(options.masterPort === undefined ? {} : { masterPort: options.masterPort }),
     ...(options.timeout === undefined ? {} : { timeoutMs: options.timeout }),
   })
 }

@@ -9,6 +9,13 @@ const actions = {
   env: (names) => process.stdout.write(`${names.split(',').map((name) => process.env[name])}\n`),
   pid: () => process.stdout.write(`pid ${process.pid}\n`),
   sleep: (ms) => setTimeout(Number(ms)),
+  failBefore: (restart) => Number(process.env.TORCHELASTIC_RESTART_COUNT) < Number(restart) && process.exit(9),
+  spin: (ms) => {
+    const end = performance.now() + Number(ms)
+    while (performance.now() < end) {
+      // hold the event loop, as a synchronous native call does
+    }
+  },
   exit: (code) => process.exit(Number(code)),
   signal: (name) => process.kill(process.pid, name),
   ignore: (name) => process.on(name, () => process.stdout.write(`ignored ${name}\n`)),

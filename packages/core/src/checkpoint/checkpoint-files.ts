@@ -4,7 +4,7 @@ import { RankwiseError } from '../errors.ts'
 import { quoteName } from './strict-json.ts'
 
 /** Weights in other formats: they can run code when loaded, or lay tensors out differently. */
-const OTHER_FORMATS = /\.(bin|ckpt|gguf|h5|msgpack|npz|onnx|pkl|pt|pth)(\.index\.json)?$/
+const OTHER_FORMATS = /\.(bin|ckpt|dduf|flashpack|gguf|h5|msgpack|npz|onnx|pkl|pt|pth)(\.index\.json)?$/
 
 /** What `Checkpoint.open` starts from. */
 export interface WeightsEntry {
@@ -34,15 +34,19 @@ export function chooseWeights(directory: string, entries: readonly string[], wei
   if (entries.includes(indexName)) return { kind: 'index', fileName: indexName }
   if (entries.includes(fileName)) return { kind: 'file', fileName }
 
-  const others = entries.filter((entry) => OTHER_FORMATS.test(entry))
-  if (others.length > 0 && !entries.some((entry) => entry.endsWith('.safetensors'))) {
-    throw otherFormat(directory, others)
-  }
+  refuseOtherFormats(directory, entries)
   throw new RankwiseError('CHECKPOINT_NOT_FOUND', 'the folder has no such weights', {
     where: directory,
     actual: { lookedFor: [indexName, fileName], found: listed(entries) },
     remedy: 'check the folder, the subfolder and that the download is complete',
   })
+}
+
+/** @throws RankwiseError `CHECKPOINT_FORMAT` when there are only weights of other formats */
+export function refuseOtherFormats(directory: string, entries: readonly string[]): void {
+  const others = entries.filter((entry) => OTHER_FORMATS.test(entry))
+  if (others.length === 0 || entries.some((entry) => entry.endsWith('.safetensors'))) return
+  throw otherFormat(directory, others)
 }
 
 /**

@@ -7,4 +7,3 @@ export { parseHeader, parseHeaderLength, type SafetensorsHeader } from './safete
 export type { ByteRange } from './shard-layout.ts'
 export type { ShardSource, WeightSource } from './shard-source.ts'
 export type { TensorInfo } from './tensor-info.ts'
-export { type WriteSafetensorsOptions, writeSafetensors } from './write-safetensors.ts'

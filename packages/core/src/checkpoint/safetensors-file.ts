@@ -4,8 +4,9 @@ import { RankwiseError } from '../errors.ts'
 import type { ShardSlices } from '../placement.ts'
 import { sizeOf, Tensor } from '../tensor.ts'
 import { ByteReader, type ReadOptions } from './byte-reader.ts'
+import { readHeader } from './read-header.ts'
 import { ReadStats } from './read-stats.ts'
-import { LENGTH_BYTES, parseHeader, parseHeaderLength, type SafetensorsHeader } from './safetensors-header.ts'
+import type { SafetensorsHeader } from './safetensors-header.ts'
 import { contiguousRanges, type ShardLayout, shardLayout, shardRuns } from './shard-layout.ts'
 import { readStrided } from './strided-read.ts'
 import { type ReadableTensorInfo, readableTensor, type TensorInfo, whereIs } from './tensor-info.ts'
@@ -111,16 +112,6 @@ export class SafetensorsFile implements AsyncDisposable {
       stats.bytesRead += length
     }
   }
-}
-
-async function readHeader(reader: ByteReader, stats: ReadStats): Promise<SafetensorsHeader> {
-  const where = `${reader.path}, header`
-  const start = new Uint8Array(Math.min(LENGTH_BYTES, reader.size))
-  await reader.readInto(start, 0, where)
-  const bytes = new Uint8Array(LENGTH_BYTES + parseHeaderLength(start, reader.path, reader.size))
-  await reader.readInto(bytes, 0, where)
-  stats.headerBytes += start.length + bytes.length
-  return parseHeader(bytes, reader.path, reader.size)
 }
 
 /**

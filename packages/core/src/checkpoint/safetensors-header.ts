@@ -42,7 +42,7 @@ export function parseHeaderLength(bytes: Uint8Array, file: string, fileSize: num
   if (length < 2n || length > BigInt(MAX_HEADER_BYTES)) {
     throw new RankwiseError('SAFETENSORS_HEADER_LENGTH', 'the header length is out of range', {
       where: file,
-      actual: { headerBytes: length },
+      actual: { headerBytes: `${length}` },
       rule: `a header has between 2 and ${MAX_HEADER_BYTES} bytes`,
       remedy: 'check that this is a safetensors file',
     })
@@ -50,7 +50,7 @@ export function parseHeaderLength(bytes: Uint8Array, file: string, fileSize: num
   if (Number(length) > fileSize - LENGTH_BYTES) {
     throw new RankwiseError('SAFETENSORS_TRUNCATED', 'the file ends within its header', {
       where: file,
-      actual: { fileBytes: fileSize, headerBytes: length },
+      actual: { fileBytes: fileSize, headerBytes: Number(length) },
       remedy: 'download the file again',
     })
   }

@@ -1,4 +1,5 @@
 import { chooseWeights } from '../checkpoint/checkpoint-files.ts'
+import { refuseForeignCheckpoint } from '../checkpoint/foreign-checkpoint.ts'
 import { RankwiseError } from '../errors.ts'
 import { listSnapshot } from './cached-listing.ts'
 import { type FileListing, listRepository, resolveCommit } from './file-listing.ts'
@@ -109,7 +110,7 @@ export class HubRepository {
    * Brings files into the cache, unless they are there, and returns the folder of the snapshot. Of several processes
    * one downloads a file, and the others wait for it.
    *
-   * @throws RankwiseError `HUB_NOT_FOUND` for files and folders that the repository lacks, `HUB_OFFLINE` for files that
+   * @throws RankwiseError `HUB_NOT_FOUND` for files and folders that the repository lacks, `ADAPTERS_UNSUPPORTED`, `HUB_OFFLINE` for files that
    *   are not in the cache, `HUB_DISK_FULL`, `HUB_CACHE`, `HUB_CHANGED`, `HUB_NETWORK`, `HUB_UNAUTHORIZED`,
    *   `HUB_RESPONSE`, `HUB_FILE_NAME`, `CHECKPOINT_INDEX`, `CHECKPOINT_FORMAT`, `ABORTED`
    */
@@ -151,11 +152,15 @@ export class HubRepository {
   async weightFiles(place: WeightsPlace, options: DownloadOptions = {}): Promise<WeightFiles> {
     const { weightsName } = place
     const folder = withoutSlashes(place.folder)
-    const names = [...this.files.keys()].filter((path) => folderOf(path) === folder)
-    const entries = names.map((path) => path.slice(pathIn(folder, '').length))
-    const { kind, fileName } = chooseWeights(pathIn(this.location, folder), entries, weightsName)
+    const { kind, fileName } = chooseWeights(pathIn(this.location, folder), this.#entries(folder), weightsName)
     if (kind === 'index') await this.download({ files: [pathIn(folder, fileName)], weights: false }, options)
     return this.#find({ folder, weightsName })
+  }
+
+  /** Names of the files in a folder. */
+  #entries(folder: string): readonly string[] {
+    const paths = [...this.files.keys()].filter((path) => folderOf(path) === folder)
+    return paths.map((path) => path.slice(pathIn(folder, '').length))
   }
 
   async #find(place: WeightsPlace): Promise<WeightFiles> {
@@ -193,6 +198,8 @@ export class HubRepository {
 
   #lacks(missing: readonly string[]): RankwiseError {
     if (this.isOffline) return this.#offline(missing)
+    const folder = folderOf(missing[0] ?? '')
+    refuseForeignCheckpoint(pathIn(this.location, folder), this.#entries(folder))
     return hubError(
       'HUB_NOT_FOUND',
       `the repository lacks ${missing.length} of the files that are needed`,

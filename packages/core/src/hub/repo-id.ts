@@ -15,13 +15,13 @@ export function isCommit(revision: string): boolean {
 }
 
 /**
- * Whether `pathOrId` is the id of a repository on a hub. A folder that exists is a folder, and so is everything that
- * can only be a path; the loader says what is wrong with it.
+ * Whether `pathOrId` is the id of a repository on a hub. A folder or file that exists is a path, and so is everything
+ * that can only be one; the loader says what is wrong with it.
  *
  * @throws RankwiseError `HUB_ID_INVALID` when it is neither
  */
 export async function isRepoId(pathOrId: string): Promise<boolean> {
-  if (isAbsolute(pathOrId) || /^\.{1,2}([/\\]|$)/.test(pathOrId) || (await isDirectory(pathOrId))) return false
+  if (isAbsolute(pathOrId) || /^\.{1,2}([/\\]|$)/.test(pathOrId) || (await exists(pathOrId))) return false
   checkRepoId(pathOrId)
   return true
 }
@@ -81,10 +81,9 @@ function isSafePath(name: string): boolean {
   return name.split('/').every((part) => part !== '' && part !== '.' && part !== '..' && !/^[A-Za-z]:/.test(part))
 }
 
-async function isDirectory(path: string): Promise<boolean> {
-  try {
-    return (await stat(path)).isDirectory()
-  } catch {
-    return false
-  }
+async function exists(path: string): Promise<boolean> {
+  return stat(path).then(
+    () => true,
+    () => false,
+  )
 }

@@ -1,9 +1,7 @@
 import type { Collectives } from '../collectives.ts'
 import { RankwiseError } from '../errors.ts'
+import { exchangeReports, type Outcome, outcomeOf, type RankReport, reportOf } from '../rank-report.ts'
 import { Tensor } from '../tensor.ts'
-
-/** Bytes in which a rank tells the others why it failed. */
-const RECORD_BYTES = 1024
 
 /** Ranks that save together: after every step they all go on, or all stop with an error. */
 export class RankAgreement {
@@ -52,39 +50,13 @@ export class RankAgreement {
   /** Errors of all ranks that failed, in rank order. */
   async #failures(outcome: Outcome<unknown>): Promise<readonly RankwiseError[]> {
     if (this.#collectives === undefined) return []
-    const records = await this.#collectives.allGather(new Tensor('uint8', [RECORD_BYTES], encode(outcome)))
-    const bytes = records.data as Uint8Array
-    return Array.from({ length: this.worldSize }, (_, rank) =>
-      decode(bytes.subarray(rank * RECORD_BYTES, (rank + 1) * RECORD_BYTES), rank),
-    ).filter((failure) => failure !== undefined)
+    const own = 'error' in outcome ? reportOf('failed', outcome) : reportOf('done')
+    const reports = await exchangeReports<'done' | 'failed'>(own, this.#collectives)
+    return reports.map(failureOf).filter((failure) => failure !== undefined)
   }
 }
 
-type Outcome<T> = { readonly value: T } | { readonly error: unknown }
-
-async function outcomeOf<T>(action: () => T | Promise<T>): Promise<Outcome<T>> {
-  try {
-    return { value: await action() }
-  } catch (error) {
-    return { error }
-  }
-}
-
-/** Code and message on lines of their own, cut to fit; nothing when the step succeeded. */
-function encode(outcome: Outcome<unknown>): Uint8Array {
-  const record = new Uint8Array(RECORD_BYTES)
-  if (!('error' in outcome)) return record
-  const { error } = outcome
-  const code = error instanceof RankwiseError ? error.code : 'RANK_FAILED'
-  const message = error instanceof Error ? error.message : String(error)
-  new TextEncoder().encodeInto(`${code}\n${message}`, record)
-  return record
-}
-
-function decode(record: Uint8Array, rank: number): RankwiseError | undefined {
-  const end = record.indexOf(0)
-  if (end === 0) return undefined
-  const text = new TextDecoder().decode(end < 0 ? record : record.subarray(0, end))
-  const [code, ...message] = text.split('\n')
-  return new RankwiseError(code as string, `rank ${rank} failed`, { actual: { message: message.join('\n') } })
+function failureOf({ kind, code, message }: RankReport<'done' | 'failed'>, rank: number): RankwiseError | undefined {
+  if (kind === 'done') return undefined
+  return new RankwiseError(code, `rank ${rank} failed`, { actual: { message } })
 }

@@ -1,11 +1,7 @@
 import { ByteReader, type ReadOptions } from '../checkpoint/byte-reader.ts'
+import { readHeader } from '../checkpoint/read-header.ts'
 import type { ReadStats } from '../checkpoint/read-stats.ts'
-import {
-  LENGTH_BYTES,
-  parseHeader,
-  parseHeaderLength,
-  type SafetensorsHeader,
-} from '../checkpoint/safetensors-header.ts'
+import type { SafetensorsHeader } from '../checkpoint/safetensors-header.ts'
 import type { ShardRun } from '../checkpoint/shard-layout.ts'
 import { readStrided } from '../checkpoint/strided-read.ts'
 import { type TensorInfo, whereIs } from '../checkpoint/tensor-info.ts'
@@ -69,16 +65,6 @@ export class RankShards implements AsyncDisposable {
   [Symbol.asyncDispose](): Promise<void> {
     return this.#reader.close()
   }
-}
-
-async function readHeader(reader: ByteReader, stats: ReadStats): Promise<SafetensorsHeader> {
-  const where = `${reader.path}, header`
-  const start = new Uint8Array(Math.min(LENGTH_BYTES, reader.size))
-  await reader.readInto(start, 0, where)
-  const bytes = new Uint8Array(LENGTH_BYTES + parseHeaderLength(start, reader.path, reader.size))
-  await reader.readInto(bytes, 0, where)
-  stats.headerBytes += start.length + bytes.length
-  return parseHeader(bytes, reader.path, reader.size)
 }
 
 function checkSize({ path, size }: ByteReader, { files }: ShardManifest, rank: number): void {

@@ -12,7 +12,9 @@ import { onDisk } from './disk-error.ts'
 /** Options of `SafetensorsWriter.create`. */
 export interface SafetensorsWriterOptions {
   /** Free-form strings of the header; diffusers and transformers write `{ format: 'pt' }`. @default none */
-  readonly metadata?: Readonly<Record<string, string>>
+  readonly metadata?: Readonly<Record<string, string>> | undefined
+  /** Where it is written, when it is renamed later to the path that errors name. @default that path */
+  readonly temporary?: string
   /** Aborting it fails writing with `ABORTED`. */
   readonly signal?: AbortSignal | undefined
   /** Called with the number of bytes of tensors that were written since the last call. */
@@ -77,7 +79,7 @@ export class SafetensorsWriter implements AsyncDisposable {
     checkNames(ordered, options.metadata, path)
     const header = headerOf(ordered, options.metadata, path)
     throwIfAborted(options.signal, path)
-    const handle = await onDisk(path, () => open(path, 'wx'))
+    const handle = await onDisk(path, () => open(options.temporary ?? path, 'wx'))
     const writer = new SafetensorsWriter(path, ordered, handle, options)
     try {
       await writer.#writeAll(header)

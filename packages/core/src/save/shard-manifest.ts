@@ -2,7 +2,7 @@ import { readFile, stat } from 'node:fs/promises'
 import { z } from 'zod'
 import { parseStrictJson, quoteName } from '../checkpoint/strict-json.ts'
 import { whereIs } from '../checkpoint/tensor-info.ts'
-import type { DType } from '../dtype.ts'
+import { DTYPES } from '../dtype.ts'
 import { RankwiseError } from '../errors.ts'
 import type { TensorType } from '../graph.ts'
 import { localShape, REPLICATED, type Replicated, type Shard, shard } from '../placement.ts'
@@ -38,19 +38,6 @@ const VERSION = 1
 
 /** As long as the header of a safetensors file may be. */
 const MAX_MANIFEST_BYTES = 100_000_000
-
-const DTYPES = [
-  'float64',
-  'float32',
-  'float16',
-  'bfloat16',
-  'int64',
-  'int32',
-  'int16',
-  'int8',
-  'uint8',
-  'bool',
-] as const satisfies readonly DType[]
 
 const count = z.int().nonnegative()
 

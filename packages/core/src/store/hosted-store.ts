@@ -45,7 +45,7 @@ export class HostedStore implements Store {
     return Number(this.#values.add(nameOf(key), BigInt(amount)))
   }
 
-  /** Frees the port at once, and waits up to 5 s for the other ranks to close theirs, so that they can read the rest. */
+  /** Waits up to 5 s for the other ranks to close theirs, so that they can read the rest. */
   close(): Promise<void> {
     this.#closing.abort()
     this.#closed ??= this.#server?.close() ?? Promise.resolve()

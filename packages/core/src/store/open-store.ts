@@ -12,7 +12,7 @@ import { waitFor } from './store-wait.ts'
 import { TcpStore } from './tcp-store.ts'
 import { TcpStoreServer } from './tcp-store-server.ts'
 
-/** How long rank 0 tries for its port: a connection attempt of another rank may hold it for a moment. */
+/** How long rank 0 tries for its port: a connection attempt of another rank, or its last store, may hold it a moment. */
 const BIND_MS = 2_000
 const BIND_RETRY_MS = 50
 

@@ -27,6 +27,7 @@ export class PrefixStore implements Store {
     return this.#store.close()
   }
 
+  /** `close`, for `await using`. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.close()
   }

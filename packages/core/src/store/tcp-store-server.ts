@@ -26,6 +26,8 @@ export class TcpStoreServer implements ServerState {
   readonly limits: ServerLimits
   readonly #server: Server
   readonly #connections = new Map<Socket, ServerConnection>()
+  /** Ends the wait of `close`. */
+  #leave: () => void = () => {}
 
   private constructor({ secret, limits }: StoreServerOptions) {
     this.secret = secret
@@ -55,19 +57,25 @@ export class TcpStoreServer implements ServerState {
   }
 
   /**
-   * Frees the port at once, and waits for the clients to leave before it cuts them off, so that they can read what was
-   * set last; strangers are cut off at once.
+   * Waits for the clients to leave, so that they can read what was set last, and then ends; strangers are not waited
+   * for. Until then clients can still open further connections.
    *
    * @param lingerMs longest wait for clients
    */
   async close(lingerMs = LINGER_MS): Promise<void> {
-    const closed = new Promise((resolve) => this.#server.close(resolve))
-    for (const connection of this.#connections.values()) if (!connection.isAdmitted) connection.destroy()
-    const timer = setTimeout(() => {
-      for (const connection of this.#connections.values()) connection.destroy()
-    }, lingerMs)
-    await closed
+    const timer = setTimeout(() => this.#leave(), lingerMs)
+    await new Promise<void>((resolve) => {
+      this.#leave = resolve
+      this.#leaveIfAlone()
+    })
     clearTimeout(timer)
+    const closed = new Promise((resolve) => this.#server.close(resolve))
+    for (const connection of this.#connections.values()) connection.destroy()
+    await closed
+  }
+
+  #leaveIfAlone(): void {
+    if ([...this.#connections.values()].every(({ isAdmitted }) => !isAdmitted)) this.#leave()
   }
 
   #greet(socket: Socket): void {
@@ -78,7 +86,10 @@ export class TcpStoreServer implements ServerState {
     const connection = new ServerConnection(socket, this)
     this.#connections.set(socket, connection)
     socket.unref()
-    socket.on('close', () => this.#connections.delete(socket))
+    socket.on('close', () => {
+      this.#connections.delete(socket)
+      this.#leaveIfAlone()
+    })
     const strangers = [...this.#connections.values()].filter(({ isAdmitted }) => !isAdmitted)
     if (strangers.length > this.limits.strangers) strangers[0]?.destroy()
     void connection.serve()

@@ -31,6 +31,19 @@ describe('fromPretrained by an id', () => {
     expect(await remote.run(x)).toEqual(await local.run(x))
   })
 
+  it('says what a repository is that has no model', async () => {
+    const { repo, options } = await hubWithPipeline()
+    repo.files.set('lora/pytorch_lora_weights.safetensors', Buffer.alloc(2000))
+    repo.files.set('archive/flux.dduf', Buffer.alloc(2000))
+    repo.files.set('nothing/README.md', Buffer.alloc(10))
+    const { cacheDir, endpoint } = options as { cacheDir: string; endpoint: string }
+    const hub = { cacheDir, endpoint, token: false as const, backend: new ReferenceBackend() }
+    const codes = { lora: 'ADAPTERS_UNSUPPORTED', archive: 'CHECKPOINT_FORMAT', nothing: 'HUB_NOT_FOUND' }
+    for (const [subfolder, code] of Object.entries(codes)) {
+      await expect(Mlp.fromPretrained(ID, { ...hub, subfolder })).rejects.toMatchObject({ code })
+    }
+  })
+
   it('finds what is cached when it is offline, and says what is not', async () => {
     const { hub } = await hubWithMlp()
     const backend = new ReferenceBackend()

@@ -1,28 +1,8 @@
 import { describe, expect, it } from 'vitest'
 import { referencePath } from '../../../fixtures/src/reference.ts'
-import type { Collectives } from '../../src/collectives.ts'
-import { RankwiseError } from '../../src/errors.ts'
 import { openPretrained } from '../../src/hub/index.ts'
-import type { Tensor } from '../../src/tensor.ts'
 import { expectCode } from '../checkpoint/files.ts'
 import { hubWithPipeline, ID, PIPELINE } from './hub-setup.ts'
-
-/** Ranks in one process that can broadcast once. */
-function broadcastGroup(worldSize: number): readonly Collectives[] {
-  let send: (tensor: Tensor) => void = () => {}
-  const sent = new Promise<Tensor>((resolve) => {
-    send = resolve
-  })
-  const member = (rank: number): Pick<Collectives, 'rank' | 'worldSize' | 'broadcast'> => ({
-    rank,
-    worldSize,
-    async broadcast(tensor) {
-      if (rank === 0) send(tensor)
-      else (tensor.data as Uint8Array).set((await sent).data as Uint8Array)
-    },
-  })
-  return Array.from({ length: worldSize }, (_, rank) => member(rank) as Collectives)
-}
 
 describe('openPretrained', () => {
   it('leaves folders to the loader', async () => {
@@ -38,31 +18,27 @@ describe('openPretrained', () => {
 
   it('gives all ranks the commit of rank 0, though the branch moves on', async () => {
     const { server, repo, options } = await hubWithPipeline()
-    const [zero, ...others] = broadcastGroup(4) as [Collectives, ...Collectives[]]
-    const first = await openPretrained(ID, { ...options, collectives: zero })
+    const first = await openPretrained(ID, options)
     await first?.download(PIPELINE)
     server.repos.set(ID, { commit: 'b'.repeat(40), files: new Map() })
     server.log.length = 0
-    for (const collectives of others) {
-      const repository = await openPretrained(ID, { ...options, collectives })
+    for (let rank = 1; rank < 4; rank++) {
+      const repository = await openPretrained(ID, { ...options, fromFirst: async () => repo.commit })
       expect(repository?.commit).toBe(repo.commit)
       expect(await repository?.download(PIPELINE)).toBe(first?.snapshot)
     }
     expect(server.log).toEqual([])
   })
 
-  it('fails on all ranks with the error of rank 0', async () => {
-    const { options } = await hubWithPipeline()
-    const group = broadcastGroup(3)
-    const errors = await Promise.all(
-      group.map((collectives) =>
-        openPretrained(ID, { ...options, revision: 'v9', collectives }).catch((error: unknown) => error),
-      ),
-    )
-    for (const error of errors) {
-      expect(error).toBeInstanceOf(RankwiseError)
-      expect(error).toMatchObject({ code: 'HUB_NOT_FOUND', message: expect.stringContaining('no such revision') })
+  it('tells the commit that rank 0 found, or fails there as it did', async () => {
+    const { repo, options } = await hubWithPipeline()
+    const told: string[] = []
+    const fromFirst = async (work: () => Promise<string>) => {
+      told.push(await work())
+      return told[0] as string
     }
-    expect(errors[1]).toMatchObject({ message: expect.stringContaining('rank 0') })
+    await openPretrained(ID, { ...options, fromFirst })
+    expect(told).toEqual([repo.commit])
+    await expectCode(() => openPretrained(ID, { ...options, revision: 'v9', fromFirst }), 'HUB_NOT_FOUND', 'revision')
   })
 })

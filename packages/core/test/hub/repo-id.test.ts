@@ -1,4 +1,4 @@
-import { mkdir } from 'node:fs/promises'
+import { mkdir, writeFile } from 'node:fs/promises'
 import { join, posix, win32 } from 'node:path'
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
@@ -13,13 +13,15 @@ describe('isRepoId', () => {
     }
   })
 
-  it('prefers an existing folder to an id of the same name', async () => {
+  it('prefers an existing folder or file to an id of the same name', async () => {
     const folder = await temporaryFolder()
     await mkdir(join(folder, 'org', 'name'), { recursive: true })
     const before = process.cwd()
     process.chdir(folder)
     try {
-      expect(await isRepoId('org/name')).toBe(false)
+      await writeFile('org/model.gguf', '')
+      await writeFile('flux.dduf', '')
+      for (const path of ['org/name', 'org/model.gguf', 'flux.dduf']) expect(await isRepoId(path), path).toBe(false)
       expect(await isRepoId('org/other')).toBe(true)
     } finally {
       process.chdir(before)

@@ -103,6 +103,17 @@ describe("torch's protocol", () => {
     }
   })
 
+  test('a wait for several keys ends with the last of them', async () => {
+    const server = await listen()
+    using waiting = await RawClient.validated(server.port)
+    waiting.send(Buffer.concat([uint8(Command.WAIT), int64(2), key('a'), key('b')]))
+    await waiting.receive(0)
+    server.values.set('b', Buffer.from('1'))
+    expect(await waiting.receive(0)).toBe('')
+    server.values.set('a', Buffer.from('1'))
+    expect(await waiting.receive(1)).toBe('00')
+  })
+
   test('a barrier ends when all have come', async () => {
     const { port } = await listen()
     using first = await RawClient.validated(port)
@@ -269,19 +280,20 @@ describe('with a token', () => {
 })
 
 describe('close', () => {
-  test('frees the port at once and lets clients read what was set last', async () => {
+  test('lets clients read what was set last, on further connections too, and then frees the port', async () => {
     const server = await listen()
     const client = await connect(server.port, OPEN)
-    const last = client.get('last')
-    await setTimeout(50)
     server.values.set('/last', Buffer.from('word'))
     const { port } = server
     const closing = server.close()
-    const next = await TcpStoreServer.listen('127.0.0.1', port, { secret: OPEN })
-    servers.push(next)
-    expect(String(await last)).toBe('word')
+    await setTimeout(50)
+    const another = await connect(port, OPEN)
+    expect(String(await client.get('last'))).toBe('word')
+    expect(String(await another.get('last'))).toBe('word')
     client.close()
+    another.close()
     await closing
+    servers.push(await TcpStoreServer.listen('127.0.0.1', port, { secret: OPEN }))
   })
 
   test('does not wait for strangers, nor for ever for clients', async () => {

@@ -19,6 +19,8 @@ export interface LoadScenario {
   /** Folders, or an id on the hub. */
   readonly places: readonly string[]
   readonly hubs?: readonly FromHubOptions[]
+  /** @default the size of the group */
+  readonly degrees?: readonly number[]
   /** Milliseconds that every weight takes beside its reading. */
   readonly delays: readonly number[]
   /** Milliseconds after which a rank aborts. */
@@ -53,12 +55,12 @@ class SlowBackend extends ReferenceBackend {
 /** Loads the scenarios one after the other in one group, which outlives every failure. */
 runRank(async (scenarios: readonly LoadScenario[]): Promise<readonly LoadEnd[]> => {
   await using group = await initProcessGroup({ backend: 'local' })
-  const parallelConfig = new TensorParallelConfig({ tpDegree: group.worldSize })
   const ends: LoadEnd[] = []
-  for (const { type, places, hubs, delays, aborts } of scenarios) {
+  for (const { type, places, hubs, degrees, delays, aborts } of scenarios) {
     await using backend = new SlowBackend(delays[group.rank] ?? 0)
     const abortAfter = aborts?.[group.rank]
     const signal = abortAfter === undefined ? {} : { signal: AbortSignal.timeout(abortAfter) }
+    const parallelConfig = new TensorParallelConfig({ tpDegree: degrees?.[group.rank] ?? group.worldSize })
     const start = performance.now()
     const place = places[group.rank] ?? ''
     const options = {

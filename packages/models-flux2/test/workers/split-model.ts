@@ -1,6 +1,6 @@
 import '@rankwise/collectives-local'
 import { ort } from '@rankwise/backend-ort'
-import { initProcessGroup, type MemoryReport, TensorParallelConfig } from '@rankwise/core'
+import { initProcessGroup, type LoadReport, type MemoryReport, TensorParallelConfig } from '@rankwise/core'
 import { loadGolden, referencePath, runRank } from '@rankwise/fixtures'
 import { Flux2Transformer2DModel } from '../../src/index.ts'
 import { transformerInputs } from '../golden-inputs.ts'
@@ -12,6 +12,8 @@ export interface SplitModelResult {
   readonly split: Float32Array
   /** Weights of the whole model, then after splitting it. */
   readonly memory: readonly [whole: MemoryReport, split: MemoryReport]
+  /** What the split model reports, and what the one that was loaded split does. */
+  readonly reports: readonly [split: LoadReport, sharded: LoadReport]
 }
 
 /** Both ways to a split model, on this rank. */
@@ -36,5 +38,10 @@ runRank(async (golden: string): Promise<SplitModelResult> => {
   await model.enableParallelism(parallelConfig)
   const output = await model.run(inputs)
   const split = { ...backend.memory(), executables: 0 }
-  return { sharded: expected.data as Float32Array, split: output.data as Float32Array, memory: [whole, split] }
+  return {
+    sharded: expected.data as Float32Array,
+    split: output.data as Float32Array,
+    memory: [whole, split],
+    reports: [model.loadReport, sharded.loadReport],
+  }
 })

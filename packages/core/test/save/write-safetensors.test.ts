@@ -3,11 +3,11 @@ import { join } from 'node:path'
 import fc from 'fast-check'
 import { expect, test } from 'vitest'
 import { readSafetensors, SafetensorsFile } from '../../src/checkpoint/safetensors-file.ts'
-import { writeSafetensors } from '../../src/checkpoint/write-safetensors.ts'
 import { allocate, type DType } from '../../src/dtype.ts'
+import { writeSafetensors } from '../../src/save/write-safetensors.ts'
 import { sizeOf, Tensor } from '../../src/tensor.ts'
-import { expectCode, patternBytes, temporaryFolder } from './files.ts'
-import { FORMAT_NAMES } from './slices.ts'
+import { expectCode, patternBytes, temporaryFolder } from '../checkpoint/files.ts'
+import { FORMAT_NAMES } from '../checkpoint/slices.ts'
 
 function tensorOf(dtype: DType, shape: readonly number[]): Tensor {
   const data = allocate(dtype, sizeOf(shape))
@@ -91,8 +91,8 @@ test('leaves the old file as it is, and nothing else, when it fails', async () =
   expect(await readFile(path, 'utf8')).toBe('old')
 
   await mkdir(join(folder, 'taken', 'full'), { recursive: true })
-  await expectCode(() => writeSafetensors(join(folder, 'taken'), tensors), 'SAFETENSORS_WRITE', 'taken')
-  await expectCode(() => writeSafetensors(join(folder, 'absent', 't'), tensors), 'SAFETENSORS_WRITE', 'ENOENT')
+  await expectCode(() => writeSafetensors(join(folder, 'taken'), tensors), 'SAVE_FAILED', 'taken')
+  await expectCode(() => writeSafetensors(join(folder, 'absent', 't'), tensors), 'SAVE_FAILED', 'ENOENT')
   expect((await readdir(folder)).sort()).toEqual(['t.safetensors', 'taken'])
 
   await writeSafetensors(path, tensors)
