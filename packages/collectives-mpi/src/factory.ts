@@ -116,7 +116,7 @@ async function joinConnected(connected: Connected): Promise<Collectives> {
   }
 }
 
-function cardOf(rendezvous: EnvironmentRendezvous, { address, port }: Mesh, chunkBytes: number): Card {
+function cardOf(rendezvous: EnvironmentRendezvous, { address, port, nonce }: Mesh, chunkBytes: number): Card {
   const { rank, localRank, localWorldSize } = rendezvous
   return {
     chunkBytes,
@@ -126,6 +126,7 @@ function cardOf(rendezvous: EnvironmentRendezvous, { address, port }: Mesh, chun
     machine: machineId(),
     address,
     port,
+    nonce,
     host: hostname(),
     pid: process.pid,
   }

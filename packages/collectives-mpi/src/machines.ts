@@ -10,6 +10,8 @@ export interface Card {
   /** Where the rank takes connections of higher ranks. */
   readonly address: string
   readonly port: number
+  /** Of the mesh; see there. */
+  readonly nonce: string
   readonly host: string
   readonly pid: number
   readonly chunkBytes: number

@@ -1,4 +1,4 @@
-import { createHash, timingSafeEqual } from 'node:crypto'
+import { createHmac, randomBytes, timingSafeEqual } from 'node:crypto'
 import { once } from 'node:events'
 import { type AddressInfo, createConnection, createServer, type Server, type Socket } from 'node:net'
 import { nameRanks } from '@rankwise/collectives-local/internals'
@@ -37,6 +37,8 @@ const UNACKNOWLEDGED_MS = 1_200
  * not, and pass on why a rank gave up.
  */
 export class Mesh {
+  /** Makes what a rank says to join worth nothing anywhere else. */
+  readonly nonce = randomBytes(16).toString('hex')
   readonly #identity: MeshIdentity
   readonly #server: Server
   readonly #links = new Map<number, Connection>()
@@ -138,25 +140,33 @@ export class Mesh {
       const rank = this.#rankOf(message)
       if (rank === undefined) return socket.destroy()
       settle()
-      link.send({ welcome: this.#identity.rank })
+      link.send({ welcome: this.#proof('welcome', rank, this.nonce) })
       this.#adopt(rank, link, socket)
     }
   }
 
   /** The rank that says hello, if it is one that may connect and has not yet. */
-  #rankOf({ hello, token }: Message): number | undefined {
-    const { rank: own } = this.#identity
-    const known = typeof token === 'string' && sameSecret(token, this.#identity.token)
-    const awaited = Number.isInteger(hello) && Number(hello) > own && !this.#links.has(Number(hello))
-    return known && awaited ? Number(hello) : undefined
+  #rankOf({ hello, proof }: Message): number | undefined {
+    const rank = Number(hello)
+    const awaited = Number.isInteger(hello) && rank > this.#identity.rank && !this.#links.has(rank)
+    return awaited && isEqual(proof, this.#proof('hello', rank, this.nonce)) ? rank : undefined
   }
 
-  #dial({ rank, address, port }: Card): void {
+  /** What only those can say who know the token, and only to this one. */
+  #proof(word: string, rank: number, nonce: string): string {
+    return createHmac('sha256', this.#identity.token).update(`${word} ${rank} ${nonce}`).digest('hex')
+  }
+
+  #dial({ rank, address, port, nonce }: Card): void {
     const socket = createConnection(port, address)
     const link = new Connection(socket, MESSAGE_LIMIT)
-    link.send({ hello: this.#identity.rank, token: this.#identity.token })
+    const { rank: own } = this.#identity
+    link.send({ hello: own, proof: this.#proof('hello', own, nonce) })
     link.onEnd = (why) => this.#broken(unreachable(rank, `${address}:${port}`, why))
-    link.onMessage = () => this.#adopt(rank, link, socket)
+    link.onMessage = ({ welcome }) => {
+      if (isEqual(welcome, this.#proof('welcome', own, nonce))) this.#adopt(rank, link, socket)
+      else socket.destroy()
+    }
   }
 
   #adopt(rank: number, link: Connection, socket: Socket): void {
@@ -195,10 +205,10 @@ export class Mesh {
   }
 }
 
-/** Compares in a time that does not tell how much of the secret was right. */
-function sameSecret(a: string, b: string): boolean {
-  const digest = (text: string) => createHash('sha256').update(text).digest()
-  return timingSafeEqual(digest(a), digest(b))
+/** Compares in a time that does not tell how much was right. */
+function isEqual(said: unknown, proof: string): boolean {
+  const [a, b] = [Buffer.from(String(said)), Buffer.from(proof)]
+  return a.length === b.length && timingSafeEqual(a, b)
 }
 
 function unreachable(rank: number, where: string, why: string): RankwiseError {

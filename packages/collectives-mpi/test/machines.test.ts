@@ -4,7 +4,7 @@ import { chunkMemory, chunkMemoryBytes } from '../src/chunk-memory.ts'
 import { type Card, Machines } from '../src/machines.ts'
 
 /** The cards of ranks: machine, local rank and number of ranks there. */
-function cardsOf(places: readonly (readonly [string, number, number])[], extra: Partial<Card> = {}): Card[] {
+function cardsOf(places: readonly (readonly [string, number, number])[]): Card[] {
   return places.map(([machine, localRank, localWorldSize], rank) => {
     const card = {
       rank,
@@ -16,7 +16,7 @@ function cardsOf(places: readonly (readonly [string, number, number])[], extra: 
       host: machine,
       pid: 100 + rank,
     }
-    return { ...card, chunkBytes: 4096, ...extra }
+    return { ...card, chunkBytes: 4096 }
   })
 }
 

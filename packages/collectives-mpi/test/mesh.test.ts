@@ -1,5 +1,5 @@
 import { once } from 'node:events'
-import { connect, type Socket } from 'node:net'
+import { type AddressInfo, connect, createServer, type Socket } from 'node:net'
 import { setTimeout } from 'node:timers/promises'
 import { describe, expect, test } from 'vitest'
 import type { Message } from '../src/connection.ts'
@@ -12,8 +12,19 @@ async function listen(worldSize: number, tokens: readonly string[] = []): Promis
   const meshes = await Promise.all(
     Array.from({ length: worldSize }, (_, rank) => Mesh.listen(LOOPBACK, { rank, token: tokens[rank] ?? 'secret' })),
   )
-  const cards = meshes.map(({ address, port }, rank) => {
-    return { rank, address, port, machine: 'a', host: 'a', pid: 1, localRank: 0, localWorldSize: 1, chunkBytes: 64 }
+  const cards = meshes.map(({ address, port, nonce }, rank) => {
+    return {
+      rank,
+      address,
+      port,
+      nonce,
+      machine: 'a',
+      host: 'a',
+      pid: 1,
+      localRank: 0,
+      localWorldSize: 1,
+      chunkBytes: 64,
+    }
   })
   return [meshes, cards]
 }
@@ -64,9 +75,9 @@ describe('Mesh', () => {
     ['garbage', '\u0000\u0001\n\n{{{\n'],
     ['a web browser', 'GET / HTTP/1.1\r\n\r\n'],
     ['a long line', 'x'.repeat(100_000)],
-    ['another token', '{"hello":1,"token":"guessed"}\n'],
-    ['no token', '{"hello":1}\n'],
-    ['a rank that does not exist', '{"hello":"1","token":"secret"}\n'],
+    ['a wrong proof', `{"hello":1,"proof":"${'0'.repeat(64)}"}\n`],
+    ['no proof', '{"hello":1}\n'],
+    ['a proof of another kind', '{"hello":1,"proof":{"length":64}}\n'],
   ])('strangers change nothing: %s', async (_, text) => {
     const [meshes, cards] = await listen(2)
     const strangers = Array.from({ length: 5 }, () => connect(cards[0]?.port as number, LOOPBACK))
@@ -82,16 +93,36 @@ describe('Mesh', () => {
     closeAll(meshes)
   })
 
-  test('a rank cannot join twice, nor as a lower one', async () => {
+  test('what a rank says to join is worth nothing elsewhere', async () => {
     const [meshes, cards] = await listen(3)
-    const connecting = [1, 2].map((rank) => meshes[rank]?.connect(cards, AbortSignal.timeout(5_000)))
-    const doubles = [1, 1, 0].map((rank) => {
-      const socket = connect(cards[1]?.port as number, LOOPBACK)
-      socket.write(`${JSON.stringify({ hello: rank, token: 'secret' })}\n`)
-      return closed(socket)
-    })
-    await Promise.all(doubles)
-    await Promise.all([...connecting, meshes[0]?.connect(cards, AbortSignal.timeout(5_000))])
+    // Rank 1 knocks at what it takes for rank 0.
+    const trap = createServer()
+    await once(trap.listen(0, LOOPBACK), 'listening')
+    const caught = once(trap, 'connection').then(async ([socket]) => String((await once(socket, 'data'))[0]))
+    const trapped = cards.map((card, rank) =>
+      rank === 0 ? { ...card, port: (trap.address() as AddressInfo).port } : card,
+    )
+    const fooled = meshes[1]?.connect(trapped, AbortSignal.timeout(300)).catch((error) => error.code)
+    const hello = await caught
+    expect(hello).toMatch(/^{"hello":1,/)
+    expect(hello).not.toContain('secret')
+    // Whoever hears it can say it neither to another rank, nor in the name of another one.
+    const replay = connect(cards[2]?.port as number, LOOPBACK)
+    replay.write(hello.replace('"hello":1', '"hello":3'))
+    await closed(replay)
+    expect(await fooled).toBe('RENDEZVOUS_TIMEOUT')
+    trap.close()
+    closeAll(meshes)
+  })
+
+  test('a rank that is none is not welcome to those that look for it', async () => {
+    const [meshes, cards] = await listen(2)
+    const impostor = createServer((socket) => socket.write(`{"welcome":"${'0'.repeat(64)}"}\n`))
+    await once(impostor.listen(0, LOOPBACK), 'listening')
+    const { port } = impostor.address() as AddressInfo
+    const misled = cards.map((card, rank) => (rank === 0 ? { ...card, port } : card))
+    await expect(meshes[1]?.connect(misled, AbortSignal.timeout(5_000))).rejects.toMatchObject({ code: 'RANK_LOST' })
+    impostor.close()
     closeAll(meshes)
   })
 
