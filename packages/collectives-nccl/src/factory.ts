@@ -1,0 +1,170 @@
+import { RankwiseError, type Rendezvous, type Store, throwIfAborted } from '@rankwise/core'
+import { ALIGNMENT } from './chunks.ts'
+import { Communicator } from './communicator.ts'
+import { CudaRuntime } from './cuda-runtime.ts'
+import type { LibraryPaths } from './library.ts'
+import { describeSelf, exchangeMembers, type Member, refuse, requireCompatible, shareUniqueId } from './membership.ts'
+import { Nccl, ncclVersionText } from './nccl.ts'
+import { NcclCollectives } from './nccl-collectives.ts'
+import { NoticeBoard } from './notice-board.ts'
+import { ScopedStore } from './scoped-store.ts'
+import { Watch } from './watch.ts'
+
+/** How a rank joins; all but `store`, `device` and the places of the libraries is the same on all ranks. */
+export interface NcclCollectivesOptions {
+  /** Where the ranks find each other. It has to live as long as the group, and stays open after `destroy`. */
+  readonly store: Store
+  /** Number of this rank's GPU among those that the process sees. @default localRank, or 0 if it sees only one */
+  readonly device?: number
+  /**
+   * Lets ranks share a GPU, which takes NCCL 2.30: sets `NCCL_MULTI_RANK_GPU_ENABLE=1` in the environment of this
+   * process. For tests; a shared GPU is slower than one rank on it. @default false
+   */
+  readonly allowSharedGpu?: boolean
+  /**
+   * How many operations are compared between the ranks before they run; `COLLECTIVE_MISMATCH` can only be told of
+   * those. Ranks at different operations hang until the timeout or get wrong data otherwise. 0 compares barriers only.
+   * @default Infinity
+   */
+  readonly checkFirst?: number
+  /**
+   * Bytes of a tensor in host memory that travel at a time. The group takes twice as much pinned memory, and twice as
+   * much of the GPU. A multiple of 256 from `256 * worldSize` to 2^30. @default 8388608
+   */
+  readonly stagingBytes?: number
+  /** Where libnccl and libcudart lie. @default see `LibraryPaths` */
+  readonly libraries?: LibraryPaths
+  /** Gives up joining. */
+  readonly signal?: AbortSignal
+}
+
+/** Not yet measured on a GPU. Large enough that a copy over PCIe (0.3 ms at 25 GB/s) outlasts starting a kernel. */
+const STAGING_BYTES = 2 ** 23
+// `koffi.view` aborts the process beyond 4 GiB.
+const MAX_STAGING_BYTES = 2 ** 30
+
+interface Settings {
+  readonly allowSharedGpu: boolean
+  readonly checkFirst: number
+  readonly stagingBytes: number
+}
+
+/** What a rank needs of this machine. */
+interface Prepared {
+  readonly settings: Settings
+  readonly cuda: CudaRuntime
+  readonly nccl: Nccl
+  readonly device: number
+  readonly self: Member
+}
+
+/**
+ * Joins ranks that have a GPU each, on one machine or many, over NCCL. Loads libnccl and libcudart at the first call.
+ *
+ * @throws RankwiseError `NCCL_LIBRARY`, `NCCL_VERSION`, `NCCL_UNSUPPORTED` when a library cannot be used; `CUDA_UNAVAILABLE`,
+ * `NCCL_DEVICE`, `NCCL_SHARED_GPU` when there is no GPU for this rank; `NCCL_OPTIONS` when an option is out of range or the
+ * ranks differ in one; `RENDEZVOUS_TIMEOUT`, `RANK_LOST`, `COLLECTIVE_TIMEOUT` or `ABORTED` when the ranks do not get
+ * together; `NCCL_ERROR` and `CUDA_ERROR` with the words of the libraries
+ */
+export async function ncclCollectives(
+  rendezvous: Rendezvous,
+  options: NcclCollectivesOptions,
+): Promise<NcclCollectives> {
+  const { rank, worldSize, timeoutMs } = rendezvous
+  const { signal } = options
+  throwIfAborted(signal, 'ncclCollectives')
+  const store = await ScopedStore.open(options.store, rank)
+  const { settings, cuda, nccl, device, self } = await prepare(store, rendezvous, options)
+
+  const deadline = AbortSignal.timeout(timeoutMs)
+  const ended = signal === undefined ? deadline : AbortSignal.any([deadline, signal])
+  const members = await abortable(signal, exchangeMembers(store, self, worldSize, ended))
+  requireCompatible(members, nccl.sharesGpus)
+  // Read by NCCL when it starts.
+  if (settings.allowSharedGpu) process.env.NCCL_MULTI_RANK_GPU_ENABLE = '1'
+  const uniqueId = await abortable(
+    signal,
+    shareUniqueId(store, rank, () => nccl.createUniqueId(), ended),
+  )
+
+  const watch = new Watch({ board: new NoticeBoard(store, rank), members, rank, timeoutMs })
+  const turn = watch.begin({ sequence: 0, name: 'ncclCommInitRankConfig', describe: () => 'joining the group', signal })
+  return watch.run(turn, async () => {
+    const communicator = await Communicator.join(cuda, nccl, watch, turn, { device, rank, worldSize, uniqueId })
+    try {
+      return new NcclCollectives({ communicator, watch, rank, worldSize, ...settings })
+    } catch (error) {
+      // The error that brought us here counts, not one of cleaning up.
+      await communicator.abort().catch(() => {})
+      throw error
+    }
+  })
+}
+
+/** Everything that can go wrong on this rank alone; the others learn of it. */
+async function prepare(
+  store: ScopedStore,
+  { rank, localRank, worldSize }: Rendezvous,
+  options: NcclCollectivesOptions,
+): Promise<Prepared> {
+  try {
+    const settings = requireSettings(options, worldSize)
+    const { libraries = {} } = options
+    const [cuda, nccl] = await Promise.all([CudaRuntime.load(libraries), Nccl.load(libraries)])
+    const device = chooseDevice(cuda.deviceCount(), localRank, options.device)
+    const self = describeSelf(rank, cuda.pciBusId(device), {
+      ...settings,
+      checkFirst: String(settings.checkFirst),
+      ncclVersion: ncclVersionText(nccl.version),
+    })
+    return { settings, cuda, nccl, device, self }
+  } catch (error) {
+    // If the store cannot be reached either, the others learn that from the store.
+    await refuse(store, rank, error).catch(() => {})
+    throw error
+  }
+}
+
+/** What a store throws for an aborted wait is its own affair; an abort of the user is always told in the same way. */
+async function abortable<T>(signal: AbortSignal | undefined, wait: Promise<T>): Promise<T> {
+  try {
+    return await wait
+  } catch (error) {
+    throwIfAborted(signal, 'ncclCollectives')
+    throw error
+  }
+}
+
+function chooseDevice(count: number, localRank: number, chosen: number | undefined): number {
+  const device = chosen ?? (count === 1 ? 0 : localRank)
+  if (Number.isInteger(device) && device >= 0 && device < count) return device
+  throw new RankwiseError('NCCL_DEVICE', 'there is no GPU of this number', {
+    actual: { device, visibleGpus: count, localRank },
+    rule: 'device is an integer from 0 to the number of visible GPUs - 1',
+    remedy: 'start as many ranks on this machine as it has GPUs, and check CUDA_VISIBLE_DEVICES',
+  })
+}
+
+function requireSettings(
+  {
+    allowSharedGpu = false,
+    checkFirst = Number.POSITIVE_INFINITY,
+    stagingBytes = STAGING_BYTES,
+  }: NcclCollectivesOptions,
+  worldSize: number,
+): Settings {
+  const least = ALIGNMENT * worldSize
+  if (!(stagingBytes >= least && stagingBytes % ALIGNMENT === 0 && stagingBytes <= MAX_STAGING_BYTES)) {
+    throw new RankwiseError('NCCL_OPTIONS', 'stagingBytes is out of range', {
+      actual: { stagingBytes, worldSize },
+      rule: `stagingBytes is a multiple of ${ALIGNMENT} from ${ALIGNMENT} * worldSize (${least}) to ${MAX_STAGING_BYTES}`,
+    })
+  }
+  if (!(checkFirst >= 0 && (Number.isInteger(checkFirst) || checkFirst === Number.POSITIVE_INFINITY))) {
+    throw new RankwiseError('NCCL_OPTIONS', 'checkFirst is out of range', {
+      actual: { checkFirst },
+      rule: 'checkFirst is an integer from 0 up, or Infinity',
+    })
+  }
+  return { allowSharedGpu, checkFirst, stagingBytes }
+}
