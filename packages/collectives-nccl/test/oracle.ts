@@ -36,14 +36,14 @@ export const REDUCIBLE = Object.keys(ARITHMETIC) as DType[]
 /** Reduces element by element in the order given, as the stub does. */
 export function reduceSequentially(dtype: DType, op: ReduceOp, contributions: readonly Uint8Array[]): Uint8Array {
   const { read, write } = ARITHMETIC[dtype] as Arithmetic
-  const isHalf = dtype === 'float16' || dtype === 'bfloat16'
+  const inFloat32 = dtype === 'float32' || dtype === 'float16' || dtype === 'bfloat16'
   const arrays = contributions.map((bytes) => viewAs(dtype, bytes) as ArrayLike<Element>)
   const result = viewAs(dtype, new Uint8Array((contributions[0] as Uint8Array).length)) as { [i: number]: Element }
   for (let i = 0; i < (arrays[0] as ArrayLike<Element>).length; i++) {
     const elements = arrays.map((array) => read(array[i] as Element))
     const combined = elements.reduce((a, b) => {
       const value = combine(op, a, b)
-      return isHalf ? Math.fround(Number(value)) : dtype === 'float32' ? Math.fround(Number(value)) : value
+      return inFloat32 ? Math.fround(Number(value)) : value
     })
     result[i] = write(combined)
   }

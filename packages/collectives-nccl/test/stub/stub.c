@@ -289,8 +289,8 @@ int cudaEventDestroy(Event *event) {
 // Work in the default stream is what STUB_DEFAULT_STREAM_MS lets it take.
 static void *happen_later(void *argument) {
   usleep(1000 * setting("STUB_DEFAULT_STREAM_MS", 0));
-  Event *event = argument;
-  event->happened = event->recorded;
+  happen(argument);
+  free(argument);
   return NULL;
 }
 int cudaEventRecord(Event *event, Stream *s) {
@@ -298,8 +298,11 @@ int cudaEventRecord(Event *event, Stream *s) {
   int64_t number = ++event->recorded;
   if (s) put(s, (Work){.run = happen, .object = event, .number = number});
   else {
+    Work *work = calloc(1, sizeof *work);
+    work->object = event;
+    work->number = number;
     pthread_t thread;
-    pthread_create(&thread, NULL, happen_later, event);
+    pthread_create(&thread, NULL, happen_later, work);
     pthread_detach(thread);
   }
   return SUCCESS;
