@@ -5,7 +5,7 @@ import type { Channel, Nccl } from './nccl.ts'
 import type { Turn, Watch } from './watch.ts'
 
 /** How long freeing may take: NCCL waits for its threads and for kernels that were told to stop. */
-const CLOSE_MS = 10_000
+const CLOSE_MS = 5_000
 /** How long an operation that failed waits for the GPU to let go of its buffers before it says so. */
 const LET_GO_MS = 500
 
@@ -102,7 +102,7 @@ export class Communicator {
    * @throws RankwiseError `NCCL_CLOSE` when NCCL does not stop in time: then what it uses is not freed
    */
   abort(): Promise<void> {
-    this.#closed ??= this.#free(() => this.nccl.abort(this.channel.comm))
+    this.#closed ??= this.#free(this.nccl.abort(this.channel.comm, CLOSE_MS))
     return this.#closed
   }
 
@@ -114,8 +114,8 @@ export class Communicator {
 
   async #finish(): Promise<void> {
     const { comm } = this.channel
-    if (await this.#isFinalized()) await this.#free(() => this.nccl.destroy(comm))
-    else await this.#free(() => this.nccl.abort(comm))
+    if (await this.#isFinalized()) await this.#free(this.nccl.destroy(comm, CLOSE_MS))
+    else await this.#free(this.nccl.abort(comm, CLOSE_MS))
   }
 
   async #isFinalized(): Promise<boolean> {
@@ -134,9 +134,8 @@ export class Communicator {
     }
   }
 
-  async #free(stop: () => Promise<number>): Promise<void> {
-    const result = await Promise.race([stop(), setTimeout(CLOSE_MS, undefined, { ref: false })])
-    if (result === undefined) throw notStopped()
+  async #free(stopped: Promise<number | undefined>): Promise<void> {
+    if ((await stopped) === undefined) throw notStopped()
     this.#enter()
     for (const free of this.#owned.splice(0).reverse()) free()
     this.cuda.destroyStream(this.channel.stream)

@@ -124,7 +124,7 @@ export class CudaRuntime {
   async warmUp(device: number): Promise<void> {
     // The argument is an int; passed as a pointer, its low half is what the function reads.
     const error = await runOnThread(this.#setDeviceAddress, BigInt(device))
-    if (error !== 0) throw this.#error('cudaSetDevice', error)
+    if (error !== 0) throw this.#error('cudaSetDevice', error as number)
   }
 
   setDevice(device: number): void {

@@ -46,6 +46,10 @@ export const CUDART: LibraryKind = {
   install: "install NVIDIA's package cuda-cudart-13-0, or `pip install nvidia-cuda-runtime`",
 }
 
+// dlfcn.h of Linux
+const RTLD_NOW = 2
+const RTLD_NODELETE = 0x1000
+
 /** A library that is loaded, and the name or file under which it was found. */
 export interface LoadedLibrary {
   readonly handle: LibraryHandle
@@ -65,10 +69,14 @@ export async function loadLibrary(
 ): Promise<LoadedLibrary> {
   requireLinux()
   const { default: koffi } = await import('koffi')
+  const dlopen = koffi.load(null).func('dlopen', 'void *', ['str', 'int'])
   const reasons: string[] = []
   for (const name of candidates(kind, paths, env)) {
     try {
-      return { handle: koffi.load(name), from: name }
+      const handle = koffi.load(name)
+      // koffi unloads at the end of the process, under the feet of threads that NCCL may still run: that is a crash.
+      dlopen(name, RTLD_NOW | RTLD_NODELETE)
+      return { handle, from: name }
     } catch (error) {
       // koffi puts the name before what dlerror says, which starts with it too.
       reasons.push(`${name}: ${(error as Error).message.replace(/^Failed to load shared library: /, '')}`)

@@ -19,9 +19,15 @@ let threads: Promise<Threads> | undefined
  * once another package has loaded koffi, and one that hangs takes a thread of Node's pool and keeps the process from
  * ending.
  *
+ * @param limitMs how long to wait for it @default as long as it takes
+ * @returns undefined when the function runs on beyond the limit
  * @throws RankwiseError `NCCL_THREAD` when the system has no thread for it
  */
-export async function runOnThread(start: bigint, argument: bigint): Promise<number> {
+export async function runOnThread(
+  start: bigint,
+  argument: bigint,
+  limitMs = Number.POSITIVE_INFINITY,
+): Promise<number | undefined> {
   threads ??= bindThreads()
   const { create, tryJoin } = await threads
   const thread = new BigUint64Array(1)
@@ -33,7 +39,11 @@ export async function runOnThread(start: bigint, argument: bigint): Promise<numb
     })
   }
   const result = new BigInt64Array(1)
-  while (tryJoin(thread[0] as bigint, result) === BUSY) await setTimeout(POLL_MS)
+  const end = performance.now() + limitMs
+  while (tryJoin(thread[0] as bigint, result) === BUSY) {
+    if (performance.now() > end) return undefined
+    await setTimeout(POLL_MS)
+  }
   return Number(BigInt.asIntN(32, result[0] as bigint))
 }
 

@@ -165,7 +165,7 @@ export class NcclCollectives implements Collectives {
     this.#watch.fail({ code: 'ABORTED', what, ranks: [this.rank], cause: reason })
   }
 
-  /** @throws RankwiseError `NCCL_CLOSE` when NCCL does not stop within 10 s */
+  /** @throws RankwiseError `NCCL_CLOSE` when NCCL does not stop within 5 s */
   destroy(): Promise<void> {
     this.#destroyed ??= this.#leave()
     return this.#destroyed

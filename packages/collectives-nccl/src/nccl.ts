@@ -130,14 +130,14 @@ export class Nccl {
     this.#check('ncclCommFinalize', comm)
   }
 
-  /** Frees a communicator that is finalized. */
-  destroy(comm: Address): Promise<number> {
-    return runOnThread(this.#blocking.ncclCommDestroy, comm)
+  /** Frees a communicator that is finalized. Resolves with undefined when that takes longer than `limitMs`. */
+  destroy(comm: Address, limitMs: number): Promise<number | undefined> {
+    return runOnThread(this.#blocking.ncclCommDestroy, comm, limitMs)
   }
 
-  /** Stops what runs on the device, and frees the communicator; nothing else may use it meanwhile. */
-  abort(comm: Address): Promise<number> {
-    return runOnThread(this.#blocking.ncclCommAbort, comm)
+  /** Stops what runs on the device, and frees the communicator; nothing else may use it meanwhile. See {@link destroy}. */
+  abort(comm: Address, limitMs: number): Promise<number | undefined> {
+    return runOnThread(this.#blocking.ncclCommAbort, comm, limitMs)
   }
 
   /**

@@ -1,5 +1,5 @@
 import { spawnSync } from 'node:child_process'
-import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
+import { existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
@@ -42,7 +42,9 @@ export class Stub implements Disposable {
 
   /** Calls that a rank made, one a line. */
   calls(rank: number, log: string): string[] {
-    return readFileSync(join(this.folder, `${log}.${rank}`), 'utf8')
+    const file = join(this.folder, `${log}.${rank}`)
+    if (!existsSync(file)) return []
+    return readFileSync(file, 'utf8')
       .split('\n')
       .filter((line) => line !== '')
   }

@@ -122,9 +122,9 @@ static int give(void *address, int pinned) {
 }
 
 int cudaMalloc(void **out, size_t bytes) {
+  if (fault("malloc")) return fails("cudaMalloc", OUT_OF_MEMORY);
   record("cudaMalloc %zu", bytes);
   if (current_device < 0) return violates("cudaMalloc without a device", NULL, bytes);
-  if (fault("malloc")) return fails("cudaMalloc", OUT_OF_MEMORY);
   return take(out, bytes, 0);
 }
 int cudaFree(void *address) {
