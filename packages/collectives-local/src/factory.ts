@@ -1,5 +1,6 @@
 import { randomInt } from 'node:crypto'
-import { type Collectives, type EnvironmentRendezvous, RankwiseError } from '@rankwise/core'
+import { setTimeout } from 'node:timers/promises'
+import { type Collectives, type EnvironmentRendezvous, openStore, RankwiseError, type Store } from '@rankwise/core'
 import { Arena } from './arena.ts'
 import { FailureDetector, type Member } from './failure-detector.ts'
 import { hostGroup, joinGroup } from './join.ts'
@@ -16,6 +17,11 @@ export interface LocalCollectivesOptions {
    * `2 * worldSize * slotBytes` of memory. A multiple of 64 from `64 * worldSize` to 2^28. @default 4194304
    */
   readonly slotBytes?: number
+  /**
+   * Where the ranks meet, if they have a store already; all ranks of the group give one, with keys for this group alone.
+   * It is not closed. @default a store of their own, at the address of the rendezvous
+   */
+  readonly store?: Store
 }
 
 /**
@@ -24,6 +30,9 @@ export interface LocalCollectivesOptions {
  */
 const SLOT_BYTES = 2 ** 22
 const MAX_SLOT_BYTES = 2 ** 28
+
+/** How long a rank that failed waits for the others to read why. They take milliseconds. */
+const FAREWELL_MS = 500
 
 /**
  * Joins ranks of one machine over shared memory. Groups of one rank work on every platform and open nothing.
@@ -34,7 +43,7 @@ const MAX_SLOT_BYTES = 2 ** 28
  */
 export async function localCollectives(
   rendezvous: EnvironmentRendezvous,
-  { slotBytes = SLOT_BYTES }: LocalCollectivesOptions = {},
+  { slotBytes = SLOT_BYTES, store }: LocalCollectivesOptions = {},
 ): Promise<Collectives> {
   const { rank, worldSize, localWorldSize, timeoutMs } = rendezvous
   if (worldSize === 1) return new SingleRankCollectives()
@@ -42,19 +51,35 @@ export async function localCollectives(
   requireSlotBytes(slotBytes, worldSize)
 
   const native = await loadNative()
-  const { arena, members } =
-    rank === 0
-      ? await host(native, rendezvous, slotBytes)
-      : await joinGroup(rendezvous, self(rank), (location) => Arena.open(native, location))
+  const { arena, members } = await meet(native, rendezvous, slotBytes, store)
   const lockstep = new Lockstep(arena, new FailureDetector(arena, members, rank), rank, timeoutMs)
   return new LocalCollectives(arena, lockstep, rank)
 }
 
-async function host(native: Native, rendezvous: EnvironmentRendezvous, slotBytes: number) {
+async function meet(native: Native, rendezvous: EnvironmentRendezvous, slotBytes: number, given: Store | undefined) {
+  const join = (store: Store) =>
+    rendezvous.rank === 0
+      ? host(native, store, rendezvous, slotBytes)
+      : joinGroup(store, rendezvous, self(rendezvous.rank), (location) => Arena.open(native, location))
+  if (given !== undefined) return join(given)
+
+  const store = await openStore(rendezvous)
+  try {
+    const joined = await join(store)
+    await store.close()
+    return joined
+  } catch (error) {
+    // The others still read what went wrong; one that is stopped does not hold this rank up for long.
+    await Promise.race([store.close(), setTimeout(FAREWELL_MS, undefined, { ref: false })])
+    throw error
+  }
+}
+
+async function host(native: Native, store: Store, rendezvous: EnvironmentRendezvous, slotBytes: number) {
   const nonce = randomInt(1, 2 ** 31)
   const arena = Arena.create(native, rendezvous.worldSize, slotBytes, nonce)
   try {
-    const members = await hostGroup(rendezvous, self(0), arena.location(nonce))
+    const members = await hostGroup(store, rendezvous, self(0), arena.location(nonce))
     arena.close()
     return { arena, members }
   } catch (error) {

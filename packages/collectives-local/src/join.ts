@@ -1,11 +1,16 @@
-import { once } from 'node:events'
-import { createConnection, createServer, type Server, type Socket } from 'node:net'
-import { setTimeout } from 'node:timers/promises'
-import { type EnvironmentRendezvous, RankwiseError } from '@rankwise/core'
+import { RankwiseError, type Rendezvous, type Store } from '@rankwise/core'
 import type { Arena, ArenaLocation } from './arena.ts'
+import { nameRanks } from './failure.ts'
 import type { Member } from './failure-detector.ts'
-import { type Hello, Lobby } from './lobby.ts'
-import { ConnectionError, errorMessage, fieldsOf, receive, rethrowErrorMessage, send } from './message.ts'
+import { Meeting } from './meeting.ts'
+import { errorMessage, type Fields, fieldsOf, unreadable } from './message.ts'
+import { pidNamespace } from './process-state.ts'
+
+/** Rank 0, and what the others must have in common with it. */
+interface Host extends Member {
+  readonly worldSize: number
+  readonly namespace: string
+}
 
 /** What rank 0 tells the others once all have come. */
 interface Invitation {
@@ -13,148 +18,161 @@ interface Invitation {
   readonly arena: ArenaLocation
 }
 
-/** How long rank 0 tries for its port: a connection attempt of another rank may hold it for a moment. */
-const BIND_MS = 2_000
-const BIND_RETRY_MS = 50
-const MAX_RETRY_MS = 200
-const INVITATION_LIMIT = 2 ** 20
-
 /**
- * Rank 0: waits for the other ranks at `masterAddr:masterPort`, tells them where the arena is, and resolves with all
- * members, in rank order, when every rank has opened it. The port is free again afterwards.
+ * Rank 0: waits in the store for the other ranks, tells them where the arena is, and resolves with all members, in rank
+ * order, when every rank has opened it. When a rank fails or dies meanwhile, all fail.
  *
- * @throws RankwiseError `RENDEZVOUS_TIMEOUT`, `RENDEZVOUS_ADDRESS`, `RANK_LOST`, or what a rank failed with
+ * @throws RankwiseError `RENDEZVOUS_TIMEOUT`, `RENDEZVOUS_REFUSED`, `RANK_LOST`, or what a rank failed with
  */
 export async function hostGroup(
-  rendezvous: EnvironmentRendezvous,
+  store: Store,
+  { worldSize, timeoutMs }: Rendezvous,
   self: Member,
   arena: ArenaLocation,
 ): Promise<readonly Member[]> {
-  const lobby = new Lobby(rendezvous, self, AbortSignal.timeout(rendezvous.timeoutMs))
-  const server = await listen(rendezvous, (socket) => lobby.greet(socket))
+  using meeting = new Meeting(store, timeoutMs)
+  const host: Host = { ...self, worldSize, namespace: pidNamespace() }
+  const guests: Member[] = []
+  let nextAnswer = 'invitation'
   try {
-    const members = await lobby.members()
+    await meeting.send('host', host)
+    const refusal = meeting.receive('refusal')
+    await meeting.unlessLost(Promise.race([gather(meeting, worldSize, guests), refusal]), guests)
+    const members = [self, ...guests].sort((a, b) => a.rank - b.rank)
     const invitation: Invitation = { members, arena }
-    lobby.broadcast({ invitation })
-    await lobby.allReady()
-    lobby.broadcast({ complete: true })
+    await meeting.send('invitation', invitation)
+    nextAnswer = 'complete'
+    await meeting.unlessLost(Promise.all(guests.map(({ rank }) => meeting.receive(`ready/${rank}`))), guests)
+    await meeting.send('complete', {})
     return members
-  } catch (error) {
-    lobby.broadcast(errorMessage(error))
+  } catch (cause) {
+    const error = meeting.isOver ? incomplete(worldSize, guests, cause) : cause
+    await meeting.send(nextAnswer, errorMessage(error))
     throw error
-  } finally {
-    server.close()
-    lobby.close()
   }
+}
+
+/** Collects the other ranks in `guests`, as they come. */
+async function gather(meeting: Meeting, worldSize: number, guests: Member[]): Promise<void> {
+  const ranks = Array.from({ length: worldSize - 1 }, (_, i) => i + 1)
+  await Promise.all(
+    ranks.map(async (rank) => {
+      const message = await meeting.receive(`hello/${rank}`)
+      if (!isMember(message)) throw unreadable(`rank ${rank}`)
+      guests.push(message)
+    }),
+  )
 }
 
 /**
- * Any other rank: presents itself to rank 0, again until `timeoutMs` is over if rank 0 is not there yet, opens the
- * arena and resolves when all ranks have.
+ * Any other rank: presents itself in the store, opens the arena that rank 0 names and resolves when all ranks have.
  *
  * @param open opens the arena; it is destroyed again if the group does not get complete
- * @throws RankwiseError `RENDEZVOUS_TIMEOUT`, `RENDEZVOUS_REFUSED`, `RANK_LOST`, or what rank 0 or `open` failed with
+ * @throws RankwiseError `RENDEZVOUS_TIMEOUT`, `RENDEZVOUS_REFUSED`, `TRANSPORT_UNSUPPORTED`, `RANK_LOST`, or what rank 0
+ * or `open` failed with
  */
 export async function joinGroup(
-  rendezvous: EnvironmentRendezvous,
+  store: Store,
+  { rank, worldSize, timeoutMs }: Rendezvous,
   self: Member,
   open: (location: ArenaLocation) => Arena,
 ): Promise<{ arena: Arena; members: readonly Member[] }> {
-  const signal = AbortSignal.timeout(rendezvous.timeoutMs)
-  const { socket, invitation } = await knock(rendezvous, self, signal)
+  using meeting = new Meeting(store, timeoutMs)
   let arena: Arena | undefined
   try {
-    arena = open(invitation.arena)
-    send(socket, { ready: true })
-    rethrowErrorMessage(await receive(socket, INVITATION_LIMIT, signal), 'rendezvous')
+    if ((await meeting.claim(rank)) > 1) throw refused(`rank ${rank} has already joined the group`, { RANK: rank })
+    const host = await meetHost(meeting, rank, worldSize)
+    await meeting.send(`hello/${rank}`, self)
+    const invitation = await meeting.unlessLost(meeting.receive('invitation'), [host])
+    if (!isInvitation(invitation, worldSize)) throw unreadable('the invitation of rank 0')
+    arena = await telling(meeting, `ready/${rank}`, () => open(invitation.arena))
+    await meeting.unlessLost(meeting.receive('complete'), [host])
     return { arena, members: invitation.members }
   } catch (error) {
     arena?.destroy()
-    send(socket, errorMessage(error))
-    if (error instanceof ConnectionError) throw hostLost(error)
-    throw signal.aborted ? notInvited(rendezvous, error) : error
-  } finally {
-    socket.destroySoon()
+    throw meeting.isOver ? notInvited(rank, timeoutMs, error) : error
   }
 }
 
-async function listen(
-  { masterAddr, masterPort }: EnvironmentRendezvous,
-  onConnection: (socket: Socket) => Promise<void>,
-): Promise<Server> {
-  const end = performance.now() + BIND_MS
-  for (;;) {
-    const server = createServer((socket) => void onConnection(socket))
-    try {
-      server.listen(masterPort, masterAddr)
-      await once(server, 'listening')
-      return server
-    } catch (cause) {
-      const isTaken = (cause as NodeJS.ErrnoException).code === 'EADDRINUSE'
-      if (isTaken && performance.now() < end) await setTimeout(BIND_RETRY_MS)
-      else throw addressUnusable(`${masterAddr}:${masterPort}`, cause)
-    }
+async function meetHost(meeting: Meeting, rank: number, worldSize: number): Promise<Host> {
+  const host = await meeting.receive('host')
+  if (!isHost(host)) throw unreadable('rank 0')
+  const refusal = refusalOf(rank, worldSize, host)
+  if (refusal === undefined) return host
+  await meeting.send('refusal', errorMessage(refusal))
+  throw refusal
+}
+
+/** Does something, and tells the others under a key that it is done, or why it is not. */
+async function telling<T>(meeting: Meeting, key: string, work: () => T): Promise<T> {
+  let result: T
+  try {
+    result = work()
+  } catch (error) {
+    await meeting.send(key, errorMessage(error))
+    throw error
   }
+  await meeting.send(key, {})
+  return result
 }
 
-async function knock(
-  rendezvous: EnvironmentRendezvous,
-  self: Member,
-  signal: AbortSignal,
-): Promise<{ socket: Socket; invitation: Invitation }> {
-  const hello: Hello = { rankwise: 1, worldSize: rendezvous.worldSize, token: rendezvous.token ?? '', ...self }
-  for (let delay = 10; ; delay = Math.min(delay * 2, MAX_RETRY_MS)) {
-    const socket = createConnection(rendezvous.masterPort, rendezvous.masterAddr)
-    socket.on('error', () => {})
-    try {
-      return { socket, invitation: await converse(socket, hello, signal) }
-    } catch (error) {
-      socket.destroy()
-      if (error instanceof RankwiseError) throw error
-      if (signal.aborted) throw notInvited(rendezvous, error)
-      await setTimeout(delay)
-    }
+function refusalOf(rank: number, worldSize: number, host: Host): RankwiseError | undefined {
+  if (worldSize !== host.worldSize) {
+    return refused(`rank ${rank} has another world size than rank 0`, {
+      WORLD_SIZE: worldSize,
+      'on rank 0': host.worldSize,
+    })
   }
+  if (pidNamespace() === host.namespace) return undefined
+  return new RankwiseError('TRANSPORT_UNSUPPORTED', `rank ${rank} runs in another pid namespace than rank 0`, {
+    where: 'rendezvous',
+    actual: { namespace: pidNamespace(), 'on rank 0': host.namespace },
+    rule: "ranks of 'local' collectives see each other in /proc",
+    remedy: 'start all ranks on one machine, inside one container',
+  })
 }
 
-/** @throws ConnectionError when whoever answers is not the rank 0 that this rank looks for */
-async function converse(socket: Socket, hello: Hello, signal: AbortSignal): Promise<Invitation> {
-  send(socket, hello)
-  const message = await receive(socket, INVITATION_LIMIT, signal)
-  rethrowErrorMessage(message, 'rendezvous')
-  const { invitation } = fieldsOf(message)
-  const { members, arena } = fieldsOf(invitation)
-  const isInvitation = Array.isArray(members) && members.length === hello.worldSize && typeof arena === 'object'
-  if (!isInvitation) throw new ConnectionError('the answer is no invitation')
-  return invitation as Invitation
+function isMember(fields: Fields): fields is Fields & Member {
+  return Number.isInteger(fields.rank) && Number.isInteger(fields.pid) && typeof fields.startTime === 'string'
 }
 
-function addressUnusable(where: string, cause: unknown): RankwiseError {
-  const { code } = cause as NodeJS.ErrnoException
-  return new RankwiseError('RENDEZVOUS_ADDRESS', 'rank 0 cannot listen here', {
-    where,
-    actual: { reason: code },
-    rule: 'MASTER_ADDR is an address of this machine and MASTER_PORT is free',
-    remedy: 'choose another MASTER_PORT, or start the ranks with `rankwise run`, which finds a free one',
+function isHost(fields: Fields): fields is Fields & Host {
+  return isMember(fields) && 'worldSize' in fields && 'namespace' in fields
+}
+
+function isInvitation(fields: Fields, worldSize: number): fields is Fields & Invitation {
+  const { members, arena } = fields
+  const hasAll = Array.isArray(members) && members.length === worldSize
+  return hasAll && members.every((member) => isMember(fieldsOf(member) ?? {})) && fieldsOf(arena) !== undefined
+}
+
+function incomplete(worldSize: number, guests: readonly Member[], cause: unknown): RankwiseError {
+  const ranks = Array.from({ length: worldSize - 1 }, (_, i) => i + 1)
+  const missing = ranks.filter((rank) => !guests.some((guest) => guest.rank === rank))
+  const what = missing.length > 0 ? `${nameRanks(missing)} did not join the group in time` : 'a rank did not get ready'
+  return new RankwiseError('RENDEZVOUS_TIMEOUT', what, {
+    where: 'rendezvous',
+    actual: { worldSize, joined: guests.length + 1 },
+    rule: 'every rank joins within timeoutMs',
+    remedy: 'check that every rank was started, with the same WORLD_SIZE, MASTER_ADDR, MASTER_PORT and RANKWISE_TOKEN',
     cause,
   })
 }
 
-function notInvited({ masterAddr, masterPort, rank, timeoutMs }: EnvironmentRendezvous, cause: unknown): RankwiseError {
+function notInvited(rank: number, timeoutMs: number, cause: unknown): RankwiseError {
   return new RankwiseError('RENDEZVOUS_TIMEOUT', 'the group did not get complete in time', {
-    where: `${masterAddr}:${masterPort}`,
+    where: 'rendezvous',
     actual: { rank, timeoutMs },
     rule: 'every rank joins within timeoutMs',
-    remedy: 'check that rank 0 was started, with the same MASTER_ADDR, MASTER_PORT and RANKWISE_TOKEN',
+    remedy: 'check that every rank was started, and look at the output of rank 0',
     cause,
   })
 }
 
-function hostLost(cause: unknown): RankwiseError {
-  return new RankwiseError('RANK_LOST', 'rank 0 was lost before the group was complete', {
+function refused(what: string, actual: Readonly<Record<string, unknown>>): RankwiseError {
+  return new RankwiseError('RENDEZVOUS_REFUSED', what, {
     where: 'rendezvous',
-    actual: { ranks: [0] },
-    remedy: 'look at the output of rank 0 for the first error',
-    cause,
+    actual,
+    rule: 'every rank of a group has its own RANK and the same WORLD_SIZE',
   })
 }

@@ -1,70 +1,29 @@
-import type { Socket } from 'node:net'
-import { RankwiseError } from '@rankwise/core'
+import { RankwiseError, type Store, type StoreWaitOptions } from '@rankwise/core'
 
-/** The connection ended, or said something that is no message; whoever reads it decides what that means. */
-export class ConnectionError extends Error {
-  override readonly name = 'ConnectionError'
-}
+/** A message between ranks: an object in JSON. */
+export type Fields = Readonly<Record<string, unknown>>
 
-/** An error that one rank sends to another instead of the next message. */
+/** An error that one rank tells another instead of what it waits for. */
 interface ErrorMessage {
   readonly error: { readonly code: string; readonly what: string }
 }
 
-/** Sends a message: one line of JSON. */
-export function send(socket: Socket, message: unknown): void {
-  if (socket.writable) socket.write(`${JSON.stringify(message)}\n`)
+/** Sets a value of the store to a message. */
+export function send(store: Store, key: string, message: unknown): Promise<void> {
+  return store.set(key, new TextEncoder().encode(JSON.stringify(message)))
 }
 
 /**
- * The next message. Ranks speak in turns, so nothing may follow it yet.
+ * The message under a key, once a rank has sent it.
  *
- * @param limit longest accepted line, in bytes: a stranger cannot make this process buffer more
- * @throws ConnectionError when the connection ends first or the line is too long or not JSON
- * @throws what `signal` was aborted with
+ * @throws RankwiseError with the code of the error that the rank told instead; `RENDEZVOUS_MESSAGE` when it is no message
  */
-export function receive(socket: Socket, limit: number, signal: AbortSignal): Promise<unknown> {
-  return new Promise((resolve, reject) => {
-    const chunks: Buffer[] = []
-    let length = 0
-    const settle = (finish: () => void) => {
-      socket.off('data', onData).off('error', onEnd).off('close', onEnd)
-      signal.removeEventListener('abort', onAbort)
-      finish()
-    }
-    const fail = (why: string) => settle(() => reject(new ConnectionError(why)))
-    const onEnd = (error?: Error | boolean) =>
-      fail(error instanceof Error ? error.message : 'the connection was closed')
-    const onAbort = () => settle(() => reject(signal.reason))
-    const onData = (chunk: Buffer) => {
-      length += chunk.length
-      if (length > limit) return fail('the message is too long')
-      chunks.push(chunk)
-      const end = chunk.indexOf('\n')
-      if (end < 0) return
-      if (end !== chunk.length - 1) return fail('more than one message came')
-      const message = parse(Buffer.concat(chunks).toString())
-      if (message === undefined) fail('the message is not JSON')
-      else settle(() => resolve(message))
-    }
-    if (signal.aborted) return reject(signal.reason)
-    if (socket.destroyed) return reject(new ConnectionError('the connection was closed'))
-    socket.on('data', onData).on('error', onEnd).on('close', onEnd)
-    signal.addEventListener('abort', onAbort)
-  })
-}
-
-function parse(text: string): unknown {
-  try {
-    return JSON.parse(text)
-  } catch {
-    return undefined
-  }
-}
-
-/** The fields of a message; none if it is not an object. */
-export function fieldsOf(message: unknown): Readonly<Record<string, unknown>> {
-  return typeof message === 'object' && message !== null ? (message as Record<string, unknown>) : {}
+export async function receive(store: Store, key: string, options: StoreWaitOptions): Promise<Fields> {
+  const message = parse(await store.get(key, options))
+  if (message === undefined) throw unreadable(key)
+  const { code, what } = fieldsOf(message.error) ?? {}
+  if (typeof code === 'string' && typeof what === 'string') throw new RankwiseError(code, what, { where: 'rendezvous' })
+  return message
 }
 
 export function errorMessage(error: unknown): ErrorMessage {
@@ -75,8 +34,23 @@ export function errorMessage(error: unknown): ErrorMessage {
   return { error: { code: 'RENDEZVOUS_FAILED', what: error instanceof Error ? error.message : String(error) } }
 }
 
-/** @throws RankwiseError with the code that another rank sent. */
-export function rethrowErrorMessage(message: unknown, where: string): void {
-  const { code, what } = fieldsOf(fieldsOf(message).error)
-  if (typeof code === 'string' && typeof what === 'string') throw new RankwiseError(code, what, { where })
+/** The fields of an object; undefined for anything else. */
+export function fieldsOf(value: unknown): Fields | undefined {
+  return typeof value === 'object' && value !== null ? (value as Fields) : undefined
+}
+
+/** @returns the error about a message that has not the fields it should have */
+export function unreadable(what: string): RankwiseError {
+  return new RankwiseError('RENDEZVOUS_MESSAGE', `${what}: what a rank told cannot be read`, {
+    where: 'rendezvous',
+    rule: 'all ranks run the same version of @rankwise/collectives-local, and nobody else writes to their store',
+  })
+}
+
+function parse(bytes: Uint8Array): Fields | undefined {
+  try {
+    return fieldsOf(JSON.parse(new TextDecoder().decode(bytes)))
+  } catch {
+    return undefined
+  }
 }

@@ -1,6 +1,7 @@
 import { once } from 'node:events'
 import { createConnection, createServer, type Socket } from 'node:net'
 import { setTimeout } from 'node:timers/promises'
+import { openStore, PrefixStore } from '@rankwise/core'
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest'
 import { localCollectives } from '../src/index.ts'
 import { BARRIER, freePort, Ranks, type Reply, rendezvous } from './ranks.ts'
@@ -50,12 +51,16 @@ function closed(socket: Socket): Promise<unknown> {
 }
 
 describe('a stranger on the port changes nothing', () => {
-  test.each<[string, string]>([
+  const validate = Buffer.from('00cef7853c', 'hex')
+  const setKey = Buffer.from('01050000000000000068656c6c6f0100000000000000ff', 'hex')
+  const setLongValue = Buffer.from('01010000000000000061000000ffffffffff', 'hex')
+
+  test.each<[string, string | Buffer]>([
     ['that sends garbage', '\u0000\u0001GET / HTTP/1.1\r\n\r\n'],
-    ['that sends JSON', '[1, 2]\nnull\n'],
-    ['that guesses the token', `${JSON.stringify(hello({ token: 'secret of this launcH' }))}\n`],
-    ['that sends no token', `${JSON.stringify(hello({ token: undefined }))}\n`],
-    ['that never ends its line', 'x'.repeat(100_000)],
+    ['that speaks HTTP', 'GET / HTTP/1.1\r\n\r\n'],
+    ['that is a client of torch without token', Buffer.concat([validate, setKey])],
+    ['that announces a huge value', Buffer.concat([validate, setLongValue])],
+    ['that never ends', Buffer.concat([validate, Buffer.alloc(100_000, 1)])],
   ])('%s', async (_, text) => {
     const host = init(0)
     const stranger = await connect()
@@ -67,7 +72,7 @@ describe('a stranger on the port changes nothing', () => {
   test('that is slow', async () => {
     const host = init(0)
     const stranger = await connect()
-    stranger.write('{"rankwise"')
+    stranger.write(validate.subarray(0, 3))
     await expectWorkingGroup([host, init(1)])
     await closed(stranger)
   })
@@ -86,10 +91,6 @@ describe('a stranger on the port changes nothing', () => {
     await once(impostor, 'close')
     await expectWorkingGroup([init(0), guest])
   })
-
-  function hello(overrides: object) {
-    return { rankwise: 1, rank: 1, worldSize: 2, pid: process.pid, startTime: '1', token: '', ...overrides }
-  }
 })
 
 test('rank 0 may come last', async () => {
@@ -156,13 +157,47 @@ test('a rank that dies before the group is complete is named at once', async () 
   await guest
 })
 
-test('rank 0 that dies before the group is complete is looked for until the timeout', async () => {
+test('rank 0 that dies before the group is complete is named at once', async () => {
   const host = init(0, {}, 3)
-  const guest = init(1, { timeoutMs: 800 }, 3)
+  const guest = init(1, {}, 3)
   await setTimeout(300)
   ranks.kill(0, 'SIGKILL')
-  expect((await guest).error?.code).toBe('RENDEZVOUS_TIMEOUT')
+  const { error, ms } = await guest
+  expect(error).toMatchObject({ code: 'RANK_LOST', actual: { ranks: [0] } })
+  expect(ms).toBeLessThan(2_000)
   await host
+})
+
+test('groups follow each other at one address', async () => {
+  for (let i = 0; i < 20; i++) {
+    await ranks.ready()
+    await expectWorkingGroup([init(0), init(1)])
+  }
+})
+
+test('a rank that goes on to the next group does not take the last one for it', async () => {
+  await using last = await openStore(rendezvous(0, 2, port))
+  const guest = await openStore(rendezvous(1, 2, port))
+  await last.set('which', Buffer.from('last'))
+  expect(String(await guest.get('which'))).toBe('last')
+  await guest.close()
+
+  const next = openStore(rendezvous(1, 2, port))
+  await setTimeout(300)
+  await last.close()
+  await using host = await openStore(rendezvous(0, 2, port))
+  await host.set('which', Buffer.from('next'))
+  await using joined = await next
+  expect(String(await joined.get('which'))).toBe('next')
+})
+
+test('ranks can meet in a store that they have', async () => {
+  const alone = { ...rendezvous(0, 1, port), worldSize: 1 }
+  await using store = await openStore(alone)
+  const options = [0, 1].map((rank) => ({ store: new PrefixStore(`machine ${rank}`, store) }))
+  const group = await Promise.all([0, 1].map((rank) => localCollectives(rendezvous(rank, 2, port), options[0])))
+  expect(group.map(({ rank }) => rank)).toEqual([0, 1])
+  await Promise.all(group.map((collectives) => collectives.destroy()))
 })
 
 test('an address that is in use is named', async () => {
