@@ -1,4 +1,5 @@
-import { RankwiseError, type Rendezvous, type Store, throwIfAborted } from '@rankwise/core'
+import { setTimeout } from 'node:timers/promises'
+import { type EnvironmentRendezvous, openStore, RankwiseError, type Store, throwIfAborted } from '@rankwise/core'
 import { ALIGNMENT } from './chunks.ts'
 import { Communicator } from './communicator.ts'
 import { CudaRuntime } from './cuda-runtime.ts'
@@ -10,15 +11,18 @@ import { NoticeBoard } from './notice-board.ts'
 import { ScopedStore } from './scoped-store.ts'
 import { Watch } from './watch.ts'
 
-/** How a rank joins; all but `store`, `device` and the places of the libraries is the same on all ranks. */
+/** How a rank joins. `allowSharedGpu`, `checkFirst` and `stagingBytes` are the same on all ranks. */
 export interface NcclCollectivesOptions {
-  /** Where the ranks find each other. It has to live as long as the group, and stays open after `destroy`. */
-  readonly store: Store
+  /**
+   * Where the ranks find each other, as long as the group lives. One that is given stays open after `destroy`.
+   * @default that of the rendezvous, which is closed by `destroy`
+   */
+  readonly store?: Store
   /** Number of this rank's GPU among those that the process sees. @default localRank, or 0 if it sees only one */
   readonly device?: number
   /**
    * Lets ranks share a GPU, which takes NCCL 2.30: sets `NCCL_MULTI_RANK_GPU_ENABLE=1` in the environment of this
-   * process. For tests; a shared GPU is slower than one rank on it. @default false
+   * process. For tests; a shared GPU is slower than one rank on it. @default whether that is set already
    */
   readonly allowSharedGpu?: boolean
   /**
@@ -43,6 +47,9 @@ const STAGING_BYTES = 2 ** 23
 // `koffi.view` aborts the process beyond 4 GiB.
 const MAX_STAGING_BYTES = 2 ** 30
 
+/** How long a rank that failed waits for the others to read why. They take milliseconds. */
+const FAREWELL_MS = 500
+
 interface Settings {
   readonly allowSharedGpu: boolean
   readonly checkFirst: number
@@ -64,16 +71,35 @@ interface Prepared {
  * @throws RankwiseError `NCCL_LIBRARY`, `NCCL_VERSION`, `NCCL_UNSUPPORTED` when a library cannot be used; `CUDA_UNAVAILABLE`,
  * `NCCL_DEVICE`, `NCCL_SHARED_GPU` when there is no GPU for this rank; `NCCL_OPTIONS` when an option is out of range or the
  * ranks differ in one; `RENDEZVOUS_TIMEOUT`, `RANK_LOST`, `COLLECTIVE_TIMEOUT` or `ABORTED` when the ranks do not get
- * together; `NCCL_ERROR` and `CUDA_ERROR` with the words of the libraries
+ * together, and those of `openStore`; `NCCL_ERROR` and `CUDA_ERROR` with the words of the libraries
  */
 export async function ncclCollectives(
-  rendezvous: Rendezvous,
+  rendezvous: EnvironmentRendezvous,
+  options: NcclCollectivesOptions = {},
+): Promise<NcclCollectives> {
+  const { store: given, signal } = options
+  throwIfAborted(signal, 'ncclCollectives')
+  if (given !== undefined) return join(rendezvous, options, given, async () => {})
+  const store = await openStore(rendezvous, { signal })
+  try {
+    return await join(rendezvous, options, store, () => store.close())
+  } catch (error) {
+    // The others still read what went wrong; one that is stopped does not hold this rank up for long.
+    await Promise.race([store.close(), setTimeout(FAREWELL_MS, undefined, { ref: false })])
+    throw error
+  }
+}
+
+/** @param release what is left to do when the group is destroyed */
+async function join(
+  rendezvous: EnvironmentRendezvous,
   options: NcclCollectivesOptions,
+  base: Store,
+  release: () => Promise<void>,
 ): Promise<NcclCollectives> {
   const { rank, worldSize, timeoutMs } = rendezvous
   const { signal } = options
-  throwIfAborted(signal, 'ncclCollectives')
-  const store = await ScopedStore.open(options.store, rank)
+  const store = await ScopedStore.open(base, rank)
   const { settings, cuda, nccl, device, self } = await prepare(store, rendezvous, options)
 
   const deadline = AbortSignal.timeout(timeoutMs)
@@ -92,7 +118,7 @@ export async function ncclCollectives(
   return watch.run(turn, async () => {
     const communicator = await Communicator.join(cuda, nccl, watch, turn, { device, rank, worldSize, uniqueId })
     try {
-      return new NcclCollectives({ communicator, watch, rank, worldSize, ...settings })
+      return new NcclCollectives({ communicator, watch, rank, worldSize, release, ...settings })
     } catch (error) {
       // The error that brought us here counts, not one of cleaning up.
       await communicator.abort().catch(() => {})
@@ -104,7 +130,7 @@ export async function ncclCollectives(
 /** Everything that can go wrong on this rank alone; the others learn of it. */
 async function prepare(
   store: ScopedStore,
-  { rank, localRank, worldSize }: Rendezvous,
+  { rank, localRank, worldSize }: EnvironmentRendezvous,
   options: NcclCollectivesOptions,
 ): Promise<Prepared> {
   try {
@@ -147,7 +173,7 @@ function chooseDevice(count: number, localRank: number, chosen: number | undefin
 
 function requireSettings(
   {
-    allowSharedGpu = false,
+    allowSharedGpu = process.env.NCCL_MULTI_RANK_GPU_ENABLE === '1',
     checkFirst = Number.POSITIVE_INFINITY,
     stagingBytes = STAGING_BYTES,
   }: NcclCollectivesOptions,

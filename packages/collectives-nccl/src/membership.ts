@@ -1,8 +1,8 @@
-import { readFileSync, readlinkSync } from 'node:fs'
+import { readFileSync } from 'node:fs'
 import { hostname } from 'node:os'
 import { RankwiseError } from '@rankwise/core'
 import { failureError, lost, nameRanks, type Verdict } from './failure.ts'
-import { type ProcessState, processState } from './process-state.ts'
+import { type ProcessState, pidNamespace, processState } from './process-state.ts'
 import type { ScopedStore } from './scoped-store.ts'
 
 /** What must be equal on all ranks, because it decides which calls of NCCL they make. */
@@ -38,7 +38,7 @@ export function describeSelf(rank: number, pciBusId: string, settings: Settings)
     rank,
     hostname: hostname(),
     machine: readFileSync('/proc/sys/kernel/random/boot_id', 'latin1').trim(),
-    pidNamespace: readlinkSync('/proc/self/ns/pid'),
+    pidNamespace: pidNamespace(),
     pid: process.pid,
     startTime: (processState(process.pid) as ProcessState).startTime,
     pciBusId,
@@ -78,8 +78,8 @@ export async function exchangeMembers(
   if (refusal !== undefined) throw cannotJoin(refusal.rank, refusal.refused)
   const missing = cards.flatMap(({ status }, rank) => (status === 'rejected' ? [rank] : []))
   if (missing.length === 0) return came as Member[]
-  if (!signal.aborted) throw (cards[missing[0] as number] as PromiseRejectedResult).reason
-  throw notComplete(missing, worldSize)
+  const { reason } = cards[missing[0] as number] as PromiseRejectedResult
+  throw isTimeout(reason, signal) ? notComplete(missing, worldSize) : reason
 }
 
 /**
@@ -109,7 +109,7 @@ export async function shareUniqueId(
     if ('refused' in answer) throw cannotJoin(0, answer.refused)
     return new Uint8Array(Buffer.from(answer.id, 'base64'))
   } catch (error) {
-    throw signal.aborted ? notComplete([0], 1) : error
+    throw isTimeout(error, signal) ? notComplete([0], 1) : error
   }
 }
 
@@ -165,6 +165,11 @@ function refusalOf(rank: number, error: unknown): Verdict {
 
 function cannotJoin(rank: number, { what }: Verdict): RankwiseError {
   return failureError(lost([rank], `rank ${rank} cannot join: ${what}`), 'rendezvous')
+}
+
+/** Whether this rank's patience or that of the store is over: both last for `timeoutMs`. */
+function isTimeout(error: unknown, signal: AbortSignal): boolean {
+  return signal.aborted || (error instanceof RankwiseError && error.code === 'RENDEZVOUS_TIMEOUT')
 }
 
 function notComplete(missing: readonly number[], worldSize: number): RankwiseError {

@@ -31,6 +31,8 @@ export interface NcclCollectivesParts {
   readonly worldSize: number
   readonly stagingBytes: number
   readonly checkFirst: number
+  /** What is left to do when the group is destroyed. */
+  readonly release: () => Promise<void>
 }
 
 /**
@@ -52,13 +54,14 @@ export class NcclCollectives implements Collectives {
   readonly #staging: Staging
   readonly #chunks: ChunkContext
   readonly #checkFirst: number
+  readonly #release: () => Promise<void>
   /** Orders the stream of NCCL behind that of the caller, and marks the end of an operation on device memory. */
   readonly #event: Address
   #sequence = 0
   #last: Promise<unknown> = Promise.resolve()
   #destroyed: Promise<void> | undefined
 
-  constructor({ communicator, watch, rank, worldSize, stagingBytes, checkFirst }: NcclCollectivesParts) {
+  constructor({ communicator, watch, rank, worldSize, stagingBytes, checkFirst, release }: NcclCollectivesParts) {
     this.rank = rank
     this.worldSize = worldSize
     this.#communicator = communicator
@@ -67,6 +70,7 @@ export class NcclCollectives implements Collectives {
     this.#staging = new Staging(communicator, stagingBytes)
     this.#chunks = { communicator, rank, worldSize, slotBytes: stagingBytes }
     this.#checkFirst = checkFirst
+    this.#release = release
     this.#event = communicator.createEvent()
   }
 
@@ -179,9 +183,13 @@ export class NcclCollectives implements Collectives {
     const { failed } = this.#watch
     this.#watch.leave()
     await this.#last
-    // An operation that did not end well has aborted the communicator already.
-    await (failed ? this.#communicator.abort() : this.#communicator.close())
-    await this.#watch.settled()
+    try {
+      // An operation that did not end well has aborted the communicator already.
+      await (failed ? this.#communicator.abort() : this.#communicator.close())
+    } finally {
+      await this.#watch.settled()
+      await this.#release()
+    }
   }
 
   /** Takes a number even for a call that is refused: a rank that goes on after it must not be taken for in step. */

@@ -1,4 +1,4 @@
-import { readFileSync } from 'node:fs'
+import { readFileSync, readlinkSync } from 'node:fs'
 
 /** What the kernel says about a running process. */
 export interface ProcessState {
@@ -38,6 +38,12 @@ export function isRunning(pid: number, startTime: string): boolean {
   } catch {
     return true
   }
+}
+
+/** Where the pid of this process is valid: the running system, and the pid namespace in it. */
+export function pidNamespace(): string {
+  const boot = readFileSync('/proc/sys/kernel/random/boot_id', 'latin1').trim()
+  return `${boot} ${readlinkSync('/proc/self/ns/pid')}`
 }
 
 function isGone(error: unknown): boolean {

@@ -14,6 +14,8 @@ const LOOK_MS = 100
 const GRACE_MS = 500
 /** How long a rank that gives up asks where the others are. */
 const ARRIVALS_MS = 400
+/** How long a rank that leaves waits until what it had to tell is told. A store that answers takes milliseconds. */
+const SETTLE_MS = 1_000
 
 /** One operation as it runs on this rank, or the start of the group, which has number 0. */
 export interface Turn {
@@ -68,9 +70,7 @@ export class Watch {
     this.#worldSize = members.length
     this.#timeoutMs = timeoutMs
     this.#lookMs = Math.min(LOOK_MS, timeoutMs / 4)
-    this.#neighbours = members.filter(
-      (member) => member !== self && member.machine === self.machine && member.pidNamespace === self.pidNamespace,
-    )
+    this.#neighbours = members.filter((member) => member !== self && member.pidNamespace === self.pidNamespace)
   }
 
   get failed(): boolean {
@@ -153,9 +153,12 @@ export class Watch {
     }
   }
 
-  /** Resolves when what this rank had to tell is told. */
-  settled(): Promise<void> {
-    return this.#published
+  /** Resolves when what this rank had to tell is told, or cannot be. */
+  async settled(): Promise<void> {
+    const told = new AbortController()
+    const patience = setTimeout(SETTLE_MS, undefined, { signal: told.signal }).catch(() => {})
+    await Promise.race([this.#published, patience])
+    told.abort()
   }
 
   #requireRunning(turn: Turn): void {

@@ -27,7 +27,11 @@ export interface Call {
   readonly onDevice?: boolean
 }
 
-export type GroupOptions = Omit<NcclCollectivesOptions, 'store' | 'signal'> & { readonly timeoutMs?: number }
+export type GroupOptions = Omit<NcclCollectivesOptions, 'store' | 'signal'> & {
+  readonly timeoutMs?: number
+  /** Takes the store of the rendezvous at this port of 127.0.0.1, instead of that of the test. */
+  readonly masterPort?: number
+}
 
 export type Command =
   | { do: 'init'; worldSize: number; rank: number; options: GroupOptions; env: Record<string, string> }

@@ -1,4 +1,6 @@
+import { once } from 'node:events'
 import { mkdirSync, mkdtempSync, rmSync, symlinkSync } from 'node:fs'
+import { createServer } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { setTimeout } from 'node:timers/promises'
@@ -6,6 +8,15 @@ import { afterAll, beforeAll, describe, expect, test } from 'vitest'
 import { CUDART, loadLibrary, NCCL } from '../src/library.ts'
 import { BARRIER, Ranks, type Reply } from './ranks.ts'
 import { leaks, NO_COMPILER } from './stub.ts'
+
+async function freePort(): Promise<number> {
+  const server = createServer().listen(0, '127.0.0.1')
+  await once(server, 'listening')
+  const { port } = server.address() as { port: number }
+  server.close()
+  await once(server, 'close')
+  return port
+}
 
 const codes = (replies: readonly Reply[]) => replies.map(({ error }) => error?.code)
 
@@ -47,8 +58,6 @@ describe.skipIf(NO_COMPILER !== undefined)('joining', () => {
         mkdirSync(join(site, folder), { recursive: true })
         symlinkSync(ranks.stub.library, join(site, folder, name))
       }
-      const { RANKWISE_NCCL_LIBRARY: _, RANKWISE_CUDART_LIBRARY: __, ...env } = ranks.stub.env(0, 'site')
-      expect(env).not.toHaveProperty('RANKWISE_NCCL_LIBRARY')
       const found = await loadLibrary(CUDART, { site }, {})
       expect(found.from).toBe(join(site, 'nvidia/cuda_runtime/lib/libcudart.so.12'))
       expect((await loadLibrary(NCCL, {}, { RANKWISE_NVIDIA_SITE: site })).from).toBe(
@@ -76,6 +85,29 @@ describe.skipIf(NO_COMPILER !== undefined)('joining', () => {
     for (const rank of [0, 1]) {
       expect(inits(rank)).toEqual([`ncclCommInitRankConfig 2 ${rank} ${id} ${config.join('')} multi=unset`])
     }
+  })
+
+  test('the store of the rendezvous is opened, and closed with the group', async () => {
+    await ranks.ready()
+    const before = await ranks.all(() => ({ do: 'held' }))
+    for (let i = 0; i < 2; i++) {
+      const masterPort = await freePort()
+      expect(codes(await ranks.tryInit(() => ({ options: { masterPort } })))).toEqual([undefined, undefined])
+      await ranks.all(() => ({ do: 'run', call: BARRIER }))
+      await ranks.all(() => ({ do: 'destroy' }))
+    }
+    const held = (values: unknown[]) => (values as { descriptors: number }[]).map(({ descriptors }) => descriptors)
+    expect(held(await ranks.all(() => ({ do: 'held' })))).toEqual(held(before))
+  })
+
+  test('why rank 0, which holds the store, cannot join reaches the others', async () => {
+    const masterPort = await freePort()
+    const replies = await ranks.tryInit((rank) => ({
+      options: { masterPort },
+      env: rank === 0 ? { STUB_DEVICES: '0' } : {},
+    }))
+    expect(codes(replies)).toEqual(['CUDA_UNAVAILABLE', 'RANK_LOST'])
+    expect(replies[1]?.error?.message).toMatch('rank 0 cannot join: [CUDA_UNAVAILABLE]')
   })
 
   test('every rank takes the GPU of its local rank, or the one that it is told', async () => {

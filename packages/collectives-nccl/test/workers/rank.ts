@@ -1,9 +1,9 @@
 import { readdirSync, readFileSync } from 'node:fs'
-import { itemSize, RankwiseError, sizeOf, Tensor, viewAs } from '@rankwise/core'
-import { CudaRuntime } from '../../src/cuda-runtime.ts'
+import { RankwiseError, Tensor, viewAs } from '@rankwise/core'
 import { type DeviceBuffer, type NcclCollectives, ncclCollectives } from '../../src/index.ts'
 import { IpcStore } from '../ipc-store.ts'
-import type { Call, Command, GroupOptions, Reply, Report, TensorBytes } from '../ranks.ts'
+import { OnDevice } from '../on-device.ts'
+import type { Call, Command, GroupOptions, Reply, Report } from '../ranks.ts'
 
 // A rank that does what the test tells it over IPC and reports every result and every error.
 
@@ -19,22 +19,37 @@ function group(): NcclCollectives {
 async function init(
   rank: number,
   worldSize: number,
-  { timeoutMs = 20_000, ...options }: GroupOptions,
+  { timeoutMs = 20_000, masterPort, ...options }: GroupOptions,
   env: Record<string, string>,
 ): Promise<void> {
   for (const name of Object.keys(process.env)) if (/^(STUB|NCCL)_/.test(name)) delete process.env[name]
   Object.assign(process.env, env)
   store.broken = undefined
   controller = new AbortController()
-  const place = { rank, worldSize, localRank: rank, localWorldSize: worldSize }
-  const rendezvous = { ...place, masterAddr: '127.0.0.1', masterPort: 1, timeoutMs }
-  collectives = await ncclCollectives(rendezvous, { ...options, store, signal: controller.signal })
+  const self = { rank, worldSize, localRank: rank, localWorldSize: worldSize }
+  const rendezvous = { ...self, masterAddr: '127.0.0.1', masterPort: masterPort ?? 1, timeoutMs }
+  const place = masterPort === undefined ? { store } : {}
+  collectives = await ncclCollectives(rendezvous, { ...options, ...place, signal: controller.signal })
 }
 
 async function run(call: Call): Promise<Uint8Array[]> {
+  return call.onDevice ? runOnDevice(call, await OnDevice.open()) : runOnHost(call)
+}
+
+/** Makes all calls at once, in order: what takes time before a call is done first. */
+async function runAll(calls: readonly Call[]): Promise<Uint8Array[][]> {
+  const devices = await Promise.all(calls.map(({ onDevice }) => (onDevice ? OnDevice.open() : undefined)))
+  return Promise.all(
+    calls.map((call, i) => {
+      const device = devices[i]
+      return device === undefined ? runOnHost(call) : runOnDevice(call, device)
+    }),
+  )
+}
+
+async function runOnHost(call: Call): Promise<Uint8Array[]> {
   controller = new AbortController()
   const options = { signal: controller.signal, ...(call.op ? { op: call.op } : {}) }
-  if (call.onDevice) return runOnDevice(call, options)
   const tensors = call.tensors.map(
     ({ dtype, shape, bytes }) => new Tensor(dtype, shape, viewAs(dtype, new Uint8Array(bytes))),
   )
@@ -47,8 +62,9 @@ async function run(call: Call): Promise<Uint8Array[]> {
   return tensors.map(bytesOf)
 }
 
-async function runOnDevice(call: Call, options: object): Promise<Uint8Array[]> {
-  const device = await OnDevice.open()
+async function runOnDevice(call: Call, device: OnDevice): Promise<Uint8Array[]> {
+  controller = new AbortController()
+  const options = { signal: controller.signal, ...(call.op ? { op: call.op } : {}) }
   try {
     const buffers = call.tensors.map((tensor) => device.put(tensor))
     const [input] = buffers as [DeviceBuffer]
@@ -65,72 +81,6 @@ async function runOnDevice(call: Call, options: object): Promise<Uint8Array[]> {
     return [device.get(output)]
   } finally {
     device.free()
-  }
-}
-
-/** Buffers on the device, filled and read through pinned memory, as a backend would. */
-class OnDevice {
-  readonly #cuda: CudaRuntime
-  readonly #stream: bigint
-  readonly #free: (() => void)[] = []
-
-  private constructor(cuda: CudaRuntime) {
-    this.#cuda = cuda
-    cuda.setDevice(0)
-    this.#stream = cuda.createStream()
-    this.#free.push(() => cuda.destroyStream(this.#stream))
-  }
-
-  static async open(): Promise<OnDevice> {
-    return new OnDevice(await CudaRuntime.load({}))
-  }
-
-  put({ dtype, shape, bytes }: TensorBytes): DeviceBuffer {
-    const buffer = this.#allocate(dtype, shape)
-    if (bytes.length === 0) return buffer
-    const pinned = this.#pinned(bytes.length)
-    pinned.bytes.set(bytes)
-    this.#cuda.copyToDevice(buffer.dataPtr, pinned.address, bytes.length, this.#stream)
-    this.#wait()
-    return buffer
-  }
-
-  like({ dtype, shape: [rows = 0, ...rest] }: DeviceBuffer, factor: number): DeviceBuffer {
-    return this.#allocate(dtype, [rows * factor, ...rest])
-  }
-
-  get({ dataPtr, dtype, shape }: DeviceBuffer): Uint8Array {
-    const length = sizeOf(shape) * itemSize(dtype)
-    if (length === 0) return new Uint8Array(0)
-    const pinned = this.#pinned(length)
-    this.#cuda.copyToHost(pinned.address, dataPtr, length, this.#stream)
-    this.#wait()
-    return pinned.bytes.slice()
-  }
-
-  free(): void {
-    for (const free of this.#free.reverse()) free()
-  }
-
-  #allocate(dtype: DeviceBuffer['dtype'], shape: DeviceBuffer['shape']): DeviceBuffer {
-    const dataPtr = this.#cuda.allocate(Math.max(1, sizeOf(shape) * itemSize(dtype)))
-    this.#free.push(() => this.#cuda.free(dataPtr))
-    return { dataPtr, dtype, shape }
-  }
-
-  #pinned(length: number) {
-    const pinned = this.#cuda.allocatePinned(length)
-    this.#free.push(() => this.#cuda.freePinned(pinned))
-    return pinned
-  }
-
-  #wait(): void {
-    const event = this.#cuda.createEvent()
-    this.#cuda.recordEvent(event, this.#stream)
-    while (!this.#cuda.hasHappened(event)) {
-      // a copy of a few kilobytes
-    }
-    this.#cuda.destroyEvent(event)
   }
 }
 
@@ -160,7 +110,7 @@ async function obey(command: Command): Promise<unknown> {
     case 'run':
       return run(command.call)
     case 'runAll':
-      return Promise.all(command.calls.map(run))
+      return runAll(command.calls)
     case 'abortSignal':
       return controller.abort(new Error('the user pressed stop'))
     case 'abort':
