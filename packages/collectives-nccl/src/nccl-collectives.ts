@@ -175,6 +175,7 @@ export class NcclCollectives implements Collectives {
     return this.#destroyed
   }
 
+  /** `destroy`, for `await using`. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.destroy()
   }

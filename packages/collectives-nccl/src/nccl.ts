@@ -7,7 +7,7 @@ import { BYTE_TYPE, dataType, NCCL_IN_PROGRESS, NCCL_SUCCESS, reduction, WORD_TY
 
 /** Stands for `ncclUniqueId` among the arguments: 128 bytes by value. */
 export const UNIQUE_ID = 'ncclUniqueId'
-export const UNIQUE_ID_BYTES = 128
+const UNIQUE_ID_BYTES = 128
 
 /** Arguments of the functions that are called, by koffi's names; all but the two that name errors return `ncclResult_t`. */
 export const NCCL_PROTOTYPES = {

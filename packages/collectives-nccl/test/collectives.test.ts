@@ -134,6 +134,8 @@ describe.skipIf(NO_COMPILER !== undefined)('one group', () => {
     expect(firstError(sum, await runPlan(ranks, sum), [0])).toBeDefined()
     const broadcast: Plan = { ...sum, kind: 'broadcast', source: 1 }
     expect(firstError({ ...broadcast, source: 0 }, await runPlan(ranks, broadcast), order)).toBeDefined()
+    await ranks.inject(1, 'skip-rank')
+    expect(firstError(sum, await runPlan(ranks, sum), order)).toBe('rank 1, tensor 0, element 0')
   })
 
   test('a tensor larger than both slots, of odd size, in pieces that overlap', async () => {

@@ -44,6 +44,7 @@ export class OnDevice {
     return pinned.bytes.slice()
   }
 
+  /** Frees everything; nothing works any more after it. */
   free(): void {
     for (const free of this.#free.splice(0).reverse()) free()
   }

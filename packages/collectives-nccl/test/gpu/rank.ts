@@ -49,8 +49,8 @@ function join(options: NcclCollectivesOptions = {}): Promise<NcclCollectives> {
 /** Every dtype and reduction, in host and device memory, against the sum in JavaScript. */
 async function results(): Promise<unknown> {
   await using group = await join({ stagingBytes: 16_384 })
-  const device = await OnDevice.open(localRank)
   for (const dtype of REDUCIBLE) {
+    const device = await OnDevice.open(localRank)
     const parts = everyRank.map((r) => numbers(dtype, ELEMENTS * worldSize, r))
     const mine = parts[rank] as Uint8Array
     for (const op of OPS) {
@@ -92,7 +92,9 @@ async function checkMoves(group: NcclCollectives, device: OnDevice, dtype: DType
 
 async function mismatch(): Promise<unknown> {
   await using group = await join()
-  return requireError('COLLECTIVE_MISMATCH', () => group.allReduce([Tensor.zeros('float32', [rank === 0 ? 8 : 16])]))
+  return await requireError('COLLECTIVE_MISMATCH', () =>
+    group.allReduce([Tensor.zeros('float32', [rank === 0 ? 8 : 16])]),
+  )
 }
 
 /** Rank 0 waits in an operation that the others do not call, and is stopped. */
@@ -101,7 +103,7 @@ async function abort(): Promise<unknown> {
   await group.allReduce([Tensor.zeros('float32', [1024])])
   if (rank > 0) {
     await setTimeout(500)
-    return requireError('RANK_LOST', () => group.barrier())
+    return await requireError('RANK_LOST', () => group.barrier())
   }
   const controller = new AbortController()
   const stop = setTimeout(300).then(() => controller.abort())
@@ -117,7 +119,7 @@ async function kill(): Promise<unknown> {
     await setTimeout(300)
     process.kill(process.pid, 'SIGKILL')
   }
-  return requireError('RANK_LOST', () => group.allReduce([Tensor.zeros('float32', [1024])]))
+  return await requireError('RANK_LOST', () => group.allReduce([Tensor.zeros('float32', [1024])]))
 }
 
 async function time(): Promise<Row[]> {
@@ -151,7 +153,7 @@ async function measure(
   row: Omit<Row, 'engine' | 'microseconds' | 'gigabytesPerSecond'>,
   operation: () => Promise<void>,
 ): Promise<Row> {
-  const repeats = Math.min(200, Math.max(7, Math.round(3e8 / row.bytes)))
+  const repeats = Math.min(50, Math.max(7, Math.round(3e8 / row.bytes)))
   for (let i = 0; i < 3; i++) await operation()
   await group.barrier()
   const times: number[] = []
