@@ -4,7 +4,15 @@ import { ALIGNMENT } from './chunks.ts'
 import { Communicator } from './communicator.ts'
 import { CudaRuntime } from './cuda-runtime.ts'
 import type { LibraryPaths } from './library.ts'
-import { describeSelf, exchangeMembers, type Member, refuse, requireCompatible, shareUniqueId } from './membership.ts'
+import {
+  describeSelf,
+  exchangeMembers,
+  type Member,
+  refuse,
+  requireCompatible,
+  shareUniqueId,
+  waitForCards,
+} from './membership.ts'
 import { Nccl, ncclVersionText } from './nccl.ts'
 import { NcclCollectives } from './nccl-collectives.ts'
 import { NoticeBoard } from './notice-board.ts'
@@ -49,6 +57,8 @@ const MAX_STAGING_BYTES = 2 ** 30
 
 /** How long a rank that failed waits for the others to read why. They take milliseconds. */
 const FAREWELL_MS = 500
+/** How long a rank 0 that failed at once waits for the others to come and read why: they start in a second or two. */
+const LATECOMERS_MS = 3_000
 
 interface Settings {
   readonly allowSharedGpu: boolean
@@ -79,7 +89,7 @@ export async function ncclCollectives(
 ): Promise<NcclCollectives> {
   const { store: given, signal } = options
   throwIfAborted(signal, 'ncclCollectives')
-  if (given !== undefined) return join(rendezvous, options, given, async () => {})
+  if (given !== undefined) return join(rendezvous, options, given)
   const store = await openStore(rendezvous, { signal })
   try {
     return await join(rendezvous, options, store, () => store.close())
@@ -90,17 +100,18 @@ export async function ncclCollectives(
   }
 }
 
-/** @param release what is left to do when the group is destroyed */
+/** @param release what is left to do when the group is destroyed, if the store belongs to it */
 async function join(
   rendezvous: EnvironmentRendezvous,
   options: NcclCollectivesOptions,
   base: Store,
-  release: () => Promise<void>,
+  release?: () => Promise<void>,
 ): Promise<NcclCollectives> {
   const { rank, worldSize, timeoutMs } = rendezvous
   const { signal } = options
   const store = await ScopedStore.open(base, rank)
-  const { settings, cuda, nccl, device, self } = await prepare(store, rendezvous, options)
+  const holdsStore = rank === 0 && release !== undefined
+  const { settings, cuda, nccl, device, self } = await prepareTogether(store, rendezvous, options, holdsStore)
 
   const deadline = AbortSignal.timeout(timeoutMs)
   const ended = signal === undefined ? deadline : AbortSignal.any([deadline, signal])
@@ -127,26 +138,36 @@ async function join(
   })
 }
 
-/** Everything that can go wrong on this rank alone; the others learn of it. */
+/** Everything that can go wrong on this rank alone. */
 async function prepare(
-  store: ScopedStore,
   { rank, localRank, worldSize }: EnvironmentRendezvous,
   options: NcclCollectivesOptions,
 ): Promise<Prepared> {
+  const settings = requireSettings(options, worldSize)
+  const { libraries = {} } = options
+  const [cuda, nccl] = await Promise.all([CudaRuntime.load(libraries), Nccl.load(libraries)])
+  const device = chooseDevice(cuda.deviceCount(), localRank, options.device)
+  const self = describeSelf(rank, cuda.pciBusId(device), {
+    ...settings,
+    checkFirst: String(settings.checkFirst),
+    ncclVersion: ncclVersionText(nccl.version),
+  })
+  return { settings, cuda, nccl, device, self }
+}
+
+/** @param holdsStore whether the others lose the store when this rank gives up */
+async function prepareTogether(
+  store: ScopedStore,
+  rendezvous: EnvironmentRendezvous,
+  options: NcclCollectivesOptions,
+  holdsStore: boolean,
+): Promise<Prepared> {
   try {
-    const settings = requireSettings(options, worldSize)
-    const { libraries = {} } = options
-    const [cuda, nccl] = await Promise.all([CudaRuntime.load(libraries), Nccl.load(libraries)])
-    const device = chooseDevice(cuda.deviceCount(), localRank, options.device)
-    const self = describeSelf(rank, cuda.pciBusId(device), {
-      ...settings,
-      checkFirst: String(settings.checkFirst),
-      ncclVersion: ncclVersionText(nccl.version),
-    })
-    return { settings, cuda, nccl, device, self }
+    return await prepare(rendezvous, options)
   } catch (error) {
     // If the store cannot be reached either, the others learn that from the store.
-    await refuse(store, rank, error).catch(() => {})
+    await refuse(store, rendezvous.rank, error).catch(() => {})
+    if (holdsStore) await waitForCards(store, rendezvous.worldSize, AbortSignal.timeout(LATECOMERS_MS))
     throw error
   }
 }

@@ -51,6 +51,12 @@ export async function refuse(store: ScopedStore, rank: number, error: unknown): 
   await store.set(`members/${rank}`, { rank, refused: refusalOf(rank, error) } satisfies Card)
 }
 
+/** Resolves when every rank has come, whether it takes part or not, or the signal is aborted. */
+export async function waitForCards(store: ScopedStore, worldSize: number, signal: AbortSignal): Promise<void> {
+  const ranks = Array.from({ length: worldSize }, (_, rank) => rank)
+  await Promise.allSettled(ranks.map((rank) => store.get(`members/${rank}`, { signal })))
+}
+
 /**
  * Tells the others of this rank and waits for all of them.
  *

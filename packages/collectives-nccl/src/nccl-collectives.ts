@@ -32,7 +32,7 @@ export interface NcclCollectivesParts {
   readonly stagingBytes: number
   readonly checkFirst: number
   /** What is left to do when the group is destroyed. */
-  readonly release: () => Promise<void>
+  readonly release?: (() => Promise<void>) | undefined
 }
 
 /**
@@ -54,7 +54,7 @@ export class NcclCollectives implements Collectives {
   readonly #staging: Staging
   readonly #chunks: ChunkContext
   readonly #checkFirst: number
-  readonly #release: () => Promise<void>
+  readonly #release: (() => Promise<void>) | undefined
   /** Orders the stream of NCCL behind that of the caller, and marks the end of an operation on device memory. */
   readonly #event: Address
   #sequence = 0
@@ -189,7 +189,7 @@ export class NcclCollectives implements Collectives {
       await (failed ? this.#communicator.abort() : this.#communicator.close())
     } finally {
       await this.#watch.settled()
-      await this.#release()
+      await this.#release?.()
     }
   }
 
