@@ -1,0 +1,45 @@
+import type { Engine } from './engine.ts'
+import { type Plan, planArgument } from './plan.ts'
+import { median } from './row.ts'
+import { runRanks } from './run-ranks.ts'
+
+/** What rank 0 prints of a size: one all-reduce on the slowest rank, once per batch. */
+interface Report {
+  readonly bytes: number
+  readonly microseconds: readonly number[]
+}
+
+/** Microseconds of one all-reduce, by bytes: the median of the batches. */
+export async function measure(
+  engine: Engine,
+  ranks: number,
+  plans: readonly Plan[],
+  signal: AbortSignal,
+): Promise<ReadonlyMap<number, number>> {
+  const { leastBytes = 0 } = engine
+  const own = plans.filter(({ bytes }) => bytes >= leastBytes)
+  if (own.length === 0) return new Map()
+  const printed = await printedBy(engine, ranks, own, signal)
+  const reports = printed
+    .trim()
+    .split('\n')
+    .map((line): Report => JSON.parse(line))
+  return new Map(own.map((plan, i) => [plan.bytes, timeOf(plan, reports[i], engine.name)]))
+}
+
+async function printedBy(engine: Engine, ranks: number, plans: readonly Plan[], signal: AbortSignal): Promise<string> {
+  const commands = await engine.commands(ranks, plans.map(planArgument))
+  try {
+    return await runRanks(commands, signal)
+  } catch (cause) {
+    signal.throwIfAborted()
+    throw new Error(`${engine.name} failed on ${ranks} ranks:\n${(cause as Error).message}`, { cause })
+  }
+}
+
+function timeOf({ bytes, batches, warmUps }: Plan, report: Report | undefined, name: string): number {
+  if (report?.bytes === bytes && report.microseconds.length === batches) {
+    return median(report.microseconds.slice(warmUps))
+  }
+  throw new Error(`${name} did not report ${batches} batches of ${bytes} bytes: ${JSON.stringify(report)}`)
+}

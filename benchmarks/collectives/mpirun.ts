@@ -1,0 +1,14 @@
+import type { RankCommand } from '../rank-command.ts'
+
+/** One command line that starts all ranks under Open MPI's mpirun, which refuses root and more ranks than cores by default. */
+export function mpirun(ranks: readonly RankCommand[], options: readonly string[] = []): RankCommand {
+  const asRoot = process.getuid?.() === 0 ? ['--allow-run-as-root'] : []
+  const programs = ranks.flatMap(({ file, args, env = {} }, rank) => [
+    ...(rank === 0 ? [] : [':']),
+    ...['-np', '1'],
+    ...Object.entries(env).flatMap(([name, value]) => ['-x', `${name}=${value}`]),
+    file,
+    ...args,
+  ])
+  return { file: 'mpirun', args: [...asRoot, '--oversubscribe', ...options, ...programs] }
+}
