@@ -23,7 +23,7 @@ interface Options {
 const program = new Command('bench:collectives')
   .option('--ranks <numbers>', 'numbers of ranks, 2 or 4', rankCounts, [2, 4])
   .option('--bytes <sizes>', 'sizes of a tensor, with commas', sizes, SIZES)
-  .option('--repeat <n>', 'rounds, of which the median counts', positiveInteger, 3)
+  .option('--repeat <n>', 'rounds, in which engines take turns', positiveInteger, 3)
   .option('--json <file>', 'write the rows to a file')
   .option('--python <path>', 'the Python that has torch', 'python3')
   .parse()
@@ -50,7 +50,6 @@ try {
       console.log(formatRow(row))
     }
   }
-  console.log()
   for (const line of formatRatios(rows)) console.log(line)
   if (options.json !== undefined) await writeFile(options.json, `${JSON.stringify(rows, null, 2)}\n`)
 } finally {
@@ -73,16 +72,18 @@ async function findEngines(): Promise<readonly Engine[]> {
 
 /** Engines take turns, so that a machine that slows down does so for all of them. Sorted by size. */
 async function measureAll(engines: readonly Engine[], ranks: number): Promise<readonly Row[]> {
-  const rounds: { engine: Engine; times: ReadonlyMap<number, number> }[] = []
+  const batches = engines.map(() => new Map<number, readonly number[]>())
   for (let i = 0; i < options.repeat; i++) {
-    for (const engine of engines) {
-      rounds.push({ engine, times: await measure(engine, ranks, plans, interrupted.signal) })
+    for (const [e, engine] of engines.entries()) {
+      const all = batches[e] as Map<number, readonly number[]>
+      const times = await measure(engine, ranks, plans, interrupted.signal)
+      for (const [bytes, own] of times) all.set(bytes, [...(all.get(bytes) ?? []), ...own])
     }
   }
   return plans.flatMap(({ bytes }) =>
-    engines.flatMap((engine) => {
-      const own = rounds.flatMap((round) => (round.engine === engine ? (round.times.get(bytes) ?? []) : []))
-      return own.length === 0 ? [] : [rowOf({ engine: engine.name, ranks, bytes }, own)]
+    engines.flatMap(({ name }, e) => {
+      const times = batches[e]?.get(bytes)
+      return times === undefined ? [] : [rowOf({ engine: name, ranks, bytes }, times)]
     }),
   )
 }

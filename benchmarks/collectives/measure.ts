@@ -1,6 +1,5 @@
-import type { Engine } from './engine.ts'
+import type { Engine, EngineName } from './engine.ts'
 import { type Plan, planArgument } from './plan.ts'
-import { median } from './row.ts'
 import { runRanks } from './run-ranks.ts'
 
 /** What rank 0 prints of a size: one all-reduce on the slowest rank, once per batch. */
@@ -9,13 +8,13 @@ interface Report {
   readonly microseconds: readonly number[]
 }
 
-/** Microseconds of one all-reduce, by bytes: the median of the batches. */
+/** Microseconds of one all-reduce, of every batch after the warm-up, by bytes. */
 export async function measure(
   engine: Engine,
   ranks: number,
   plans: readonly Plan[],
   signal: AbortSignal,
-): Promise<ReadonlyMap<number, number>> {
+): Promise<ReadonlyMap<number, readonly number[]>> {
   const { leastBytes = 0 } = engine
   const own = plans.filter(({ bytes }) => bytes >= leastBytes)
   if (own.length === 0) return new Map()
@@ -24,7 +23,7 @@ export async function measure(
     .trim()
     .split('\n')
     .map((line): Report => JSON.parse(line))
-  return new Map(own.map((plan, i) => [plan.bytes, timeOf(plan, reports[i], engine.name)]))
+  return new Map(own.map((plan, i) => [plan.bytes, timesOf(plan, reports[i], engine.name)]))
 }
 
 async function printedBy(engine: Engine, ranks: number, plans: readonly Plan[], signal: AbortSignal): Promise<string> {
@@ -37,9 +36,7 @@ async function printedBy(engine: Engine, ranks: number, plans: readonly Plan[], 
   }
 }
 
-function timeOf({ bytes, batches, warmUps }: Plan, report: Report | undefined, name: string): number {
-  if (report?.bytes === bytes && report.microseconds.length === batches) {
-    return median(report.microseconds.slice(warmUps))
-  }
+function timesOf({ bytes, batches, warmUps }: Plan, report: Report | undefined, name: EngineName): readonly number[] {
+  if (report?.bytes === bytes && report.microseconds.length === batches) return report.microseconds.slice(warmUps)
   throw new Error(`${name} did not report ${batches} batches of ${bytes} bytes: ${JSON.stringify(report)}`)
 }

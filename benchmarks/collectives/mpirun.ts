@@ -1,4 +1,5 @@
 import type { RankCommand } from '../rank-command.ts'
+import { askProgram, firstLine } from './ask-program.ts'
 
 /** One command line that starts all ranks under Open MPI's mpirun, which refuses root and more ranks than cores by default. */
 export function mpirun(ranks: readonly RankCommand[], options: readonly string[] = []): RankCommand {
@@ -11,4 +12,11 @@ export function mpirun(ranks: readonly RankCommand[], options: readonly string[]
     ...args,
   ])
   return { file: 'mpirun', args: [...asRoot, '--oversubscribe', ...options, ...programs] }
+}
+
+export function findMpirun(): { readonly version: string } | { readonly missing: string } {
+  const answer = askProgram('mpirun', ['--version'])
+  if ('missing' in answer) return answer
+  const version = firstLine(answer.output)
+  return version.includes('Open MPI') ? { version } : { missing: `mpirun is not Open MPI's: ${version}` }
 }

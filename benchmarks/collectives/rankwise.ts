@@ -4,7 +4,7 @@ import { initProcessGroup } from '@rankwise/core'
 import { nodeCommand } from '../node-command.ts'
 import { rankEnvironment } from '../rank-environment.ts'
 import type { Found } from './engine.ts'
-import { mpirun } from './mpirun.ts'
+import { findMpirun, mpirun } from './mpirun.ts'
 import { hasSharedTensors } from './shared-tensors.ts'
 
 const RANK = new URL('rank.ts', import.meta.url)
@@ -34,6 +34,8 @@ export function findMpi(): Found {
   } catch {
     return { missing: '@rankwise/collectives-mpi is not installed here' }
   }
+  const launcher = findMpirun()
+  if ('missing' in launcher) return launcher
   const commands = async (ranks: number, plans: readonly string[]) => {
     const environments = await rankEnvironment(ranks)
     const command = nodeCommand(RANK, ['mpi', 'private', ...plans])

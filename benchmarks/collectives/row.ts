@@ -5,27 +5,22 @@ export interface Row {
   readonly engine: EngineName
   readonly ranks: number
   readonly bytes: number
-  /** Of one all-reduce in place: the median of the rounds. */
+  /** Of one all-reduce in place: the median of the batches of all rounds. */
   readonly microseconds: number
-  /** Of the fastest round. */
+  /** Of the fastest batch. */
   readonly minMicroseconds: number
-  /** Of the slowest round. */
+  /** Of the slowest batch. */
   readonly maxMicroseconds: number
 }
 
-export function rowOf(key: Pick<Row, 'engine' | 'ranks' | 'bytes'>, rounds: readonly number[]): Row {
+export function rowOf(key: Pick<Row, 'engine' | 'ranks' | 'bytes'>, batches: readonly number[]): Row {
+  const sorted = [...batches].sort((a, b) => a - b)
   return {
     ...key,
-    microseconds: median(rounds),
-    minMicroseconds: Math.min(...rounds),
-    maxMicroseconds: Math.max(...rounds),
+    microseconds: sorted[Math.floor(sorted.length / 2)] as number,
+    minMicroseconds: sorted[0] as number,
+    maxMicroseconds: sorted.at(-1) as number,
   }
-}
-
-/** The upper one of two in the middle. */
-export function median(values: readonly number[]): number {
-  const sorted = [...values].sort((a, b) => a - b)
-  return sorted[Math.floor(sorted.length / 2)] as number
 }
 
 /** Who is compared with whom: how many times longer the first one takes. */
@@ -38,42 +33,57 @@ const COMPARISONS: readonly (readonly [EngineName, EngineName])[] = [
   ['openmpi tcp', 'rankwise mpi'],
 ]
 
-export function formatRow(row: Row): string {
-  const { microseconds, minMicroseconds, maxMicroseconds } = row
-  const gigabytesPerSecond = row.bytes / microseconds / 1000
+export function formatRow({ engine, ranks, bytes, ...row }: Row): string {
+  const spread = `${formatTime(row.minMicroseconds)}–${formatTime(row.maxMicroseconds)}`
   return [
-    `${keyOf(row)}  ${row.engine.padEnd(17)}`,
-    `${formatTime(microseconds)} µs (${formatTime(minMicroseconds).trim()}–${formatTime(maxMicroseconds).trim()})`.padEnd(
-      32,
-    ),
-    `${gigabytesPerSecond.toFixed(2).padStart(6)} GB/s`,
+    `${ranks} ranks  ${formatBytes(bytes).padStart(COLUMN)}  ${engine.padEnd(17)}`,
+    `${formatTime(row.microseconds).padStart(COLUMN)} µs ${`(${spread})`.padEnd(19)}`,
+    `${(bytes / row.microseconds / 1000).toFixed(2).padStart(6)} GB/s`,
   ].join('  ')
 }
 
-/** One line per number of ranks and size, with a column per comparison that was measured. */
+/** A table per number of ranks: a column per size, and for each comparison the ratios of the medians and of the fastest. */
 export function formatRatios(rows: readonly Row[]): readonly string[] {
-  const timeOf = (engine: EngineName, { ranks, bytes }: Row) =>
-    rows.find((row) => row.engine === engine && row.ranks === ranks && row.bytes === bytes)?.microseconds
-  const names = new Set(rows.map(({ engine }) => engine))
-  const measured = COMPARISONS.filter((pair) => pair.every((name) => names.has(name)))
-  const cases = rows.filter(
-    (row, i) => rows.findIndex(({ ranks, bytes }) => ranks === row.ranks && bytes === row.bytes) === i,
-  )
-  return cases.map((row) => {
-    const columns = measured.map(([slow, fast]) => {
-      const ratio = (timeOf(slow, row) ?? Number.NaN) / (timeOf(fast, row) ?? Number.NaN)
-      return `${slow} / ${fast} ${(Number.isNaN(ratio) ? '' : `${ratio.toFixed(2)}x`).padStart(8)}`
-    })
-    return [keyOf(row), ...columns].join('  ')
+  return [...new Set(rows.map(({ ranks }) => ranks))].flatMap((ranks) => {
+    const table = rows.filter((row) => row.ranks === ranks)
+    const sizes = [...new Set(table.map(({ bytes }) => bytes))]
+    const names = new Set(table.map(({ engine }) => engine))
+    const measured = COMPARISONS.filter((pair) => pair.every((name) => names.has(name)))
+    return [
+      '',
+      line(`${ranks} ranks`, sizes.map(formatBytes)),
+      ...measured.flatMap(([slow, fast]) => [
+        line(`${slow} / ${fast}`, ratios(table, sizes, slow, fast, 'microseconds')),
+        line('  fastest batches', ratios(table, sizes, slow, fast, 'minMicroseconds')),
+      ]),
+    ]
   })
 }
 
-function keyOf({ ranks, bytes }: Row): string {
-  return `${ranks} ranks  ${formatBytes(bytes).padStart(8)}`
+function ratios(
+  rows: readonly Row[],
+  sizes: readonly number[],
+  slow: EngineName,
+  fast: EngineName,
+  field: 'microseconds' | 'minMicroseconds',
+): readonly string[] {
+  const timeOf = (engine: EngineName, size: number) =>
+    rows.find((row) => row.engine === engine && row.bytes === size)?.[field] ?? Number.NaN
+  return sizes.map((size) => {
+    const ratio = timeOf(slow, size) / timeOf(fast, size)
+    return Number.isNaN(ratio) ? '' : `${ratio < 100 ? ratio.toPrecision(3) : ratio.toFixed(0)}x`
+  })
+}
+
+const TITLE = 34
+const COLUMN = 9
+
+function line(title: string, cells: readonly string[]): string {
+  return `${title.padEnd(TITLE)}  ${cells.map((cell) => cell.padStart(COLUMN)).join('  ')}`.trimEnd()
 }
 
 function formatTime(microseconds: number): string {
-  return microseconds.toFixed(microseconds < 100 ? 2 : 0).padStart(8)
+  return microseconds.toFixed(microseconds < 100 ? 2 : 0)
 }
 
 function formatBytes(bytes: number): string {

@@ -21,7 +21,8 @@ const KILL_MS = 5_000
  */
 export async function runRanks(commands: readonly RankCommand[], signal: AbortSignal): Promise<string> {
   const failed = new AbortController()
-  const stop = AbortSignal.any([signal, failed.signal, AbortSignal.timeout(LIMIT_MS)])
+  const limit = AbortSignal.timeout(LIMIT_MS)
+  const stop = AbortSignal.any([signal, failed.signal, limit])
   const outcomes = await Promise.all(
     commands.map(async (command) => {
       const outcome = await run(command, stop)
@@ -31,6 +32,7 @@ export async function runRanks(commands: readonly RankCommand[], signal: AbortSi
   )
   signal.throwIfAborted()
   const failures = outcomes.flatMap(({ failure }, index) => (failure === undefined ? [] : [`${index}: ${failure}`]))
+  if (limit.aborted) failures.unshift(`not done in ${LIMIT_MS / 1000} s`)
   if (failures.length > 0) throw new Error(failures.join('\n'))
   return (outcomes[0] as Outcome).stdout
 }

@@ -25,9 +25,9 @@ afterAll(() => rm(folder, { recursive: true }))
 
 describe('rows', () => {
   const row = (engine: EngineName, microseconds: number, bytes = 1024) =>
-    rowOf({ engine, ranks: 2, bytes }, [microseconds])
+    rowOf({ engine, ranks: 2, bytes }, [microseconds, microseconds, 5])
 
-  it('take the median of the rounds and keep the fastest and the slowest', () => {
+  it('take the median of the batches and keep the fastest and the slowest', () => {
     expect(rowOf({ engine: 'gloo', ranks: 2, bytes: 4 }, [30, 10, 20])).toEqual({
       engine: 'gloo',
       ranks: 2,
@@ -46,9 +46,13 @@ describe('rows', () => {
       row('gloo', 1000, 2 ** 23),
       row('openmpi chunked', 150, 2 ** 23),
     ]
-    expect(formatRatios(rows).map((line) => line.replaceAll(/ +/g, ' ').trim())).toEqual([
-      '2 ranks 1 KiB gloo / rankwise local 5.50x openmpi chunked / rankwise local',
-      '2 ranks 8 MiB gloo / rankwise local 10.00x openmpi chunked / rankwise local 1.50x',
+    expect(formatRatios(rows).map((line) => line.replaceAll(/ {2,}/g, ' | '))).toEqual([
+      '',
+      '2 ranks | 1 KiB | 8 MiB',
+      'gloo / rankwise local | 5.50x | 10.0x',
+      ' | fastest batches | 1.00x | 1.00x',
+      'openmpi chunked / rankwise local | 1.50x',
+      ' | fastest batches | 1.00x',
     ])
   })
 })
@@ -128,7 +132,10 @@ describe('engines', () => {
       expect([...times.keys()], engine.name).toEqual(
         plans.map(({ bytes }) => bytes).filter((bytes) => bytes >= (engine.leastBytes ?? 0)),
       )
-      for (const time of times.values()) expect(time, engine.name).toBeGreaterThan(0)
+      for (const { bytes, batches, warmUps } of plans.filter(({ bytes }) => times.has(bytes))) {
+        expect(times.get(bytes), engine.name).toHaveLength(batches - warmUps)
+        expect(Math.min(...(times.get(bytes) ?? [])), engine.name).toBeGreaterThan(0)
+      }
     }
   }
   /** The program of an engine, with another operation in place of the sum. */
