@@ -76,6 +76,7 @@ async function measureAll(engines: readonly Engine[], ranks: number): Promise<re
   for (let i = 0; i < options.repeat; i++) {
     for (const [e, engine] of engines.entries()) {
       const all = batches[e] as Map<number, readonly number[]>
+      console.error(`round ${i + 1} of ${options.repeat} on ${ranks} ranks: ${engine.name}`)
       const times = await measure(engine, ranks, plans, interrupted.signal)
       for (const [bytes, own] of times) all.set(bytes, [...(all.get(bytes) ?? []), ...own])
     }

@@ -161,8 +161,10 @@ describe('engines', () => {
     await expect(measure(engine, 2, plans, never)).rejects.toThrow('gloo did not report 3 batches of 4 bytes')
   })
 
-  describe.skipIf('missing' in findGloo('python3'))('gloo (needs python3 with torch)', () => {
-    it('reduces and reports', async () => expectTimes(findGloo('python3')))
+  const gloo = findGloo('python3')
+  // Two processes import torch, which takes long on busy cores.
+  describe.skipIf('missing' in gloo)('gloo (needs python3 with torch)', { timeout: 120_000 }, () => {
+    it('reduces and reports', async () => expectTimes(gloo))
 
     it('is refused when it sums wrongly', async () =>
       expectWrongSum(findGloo('python3', await mutant('gloo-rank.py', 'ReduceOp.SUM', 'ReduceOp.MIN'))))
@@ -189,7 +191,7 @@ describe('bench:collectives', () => {
     const args = ['--ranks', '2', '--bytes', '4', '--repeat', '1', '--json', json]
     const temporary = await mkdtemp(join(folder, 'temporary-'))
     const { status, stdout, stderr } = run(args, { PATH: '/nonexistent', TMPDIR: temporary })
-    expect(stderr).toBe('')
+    expect(stderr).toMatch(/^round 1 of 1 on 2 ranks: rankwise local\n/)
     expect(status).toBe(0)
     expect(stdout).toMatch(/^gloo: skipped, python3 does not start/m)
     expect(stdout).toMatch(/^openmpi: skipped, mpirun does not start/m)
