@@ -75,10 +75,12 @@ async function measureAll(engines: readonly Engine[], ranks: number): Promise<re
   const batches = engines.map(() => new Map<number, readonly number[]>())
   for (let i = 0; i < options.repeat; i++) {
     for (const [e, engine] of engines.entries()) {
+      const own = plans.filter(({ bytes }) => bytes >= (engine.leastBytes ?? 0))
+      if (own.length === 0) continue
       const all = batches[e] as Map<number, readonly number[]>
       console.error(`round ${i + 1} of ${options.repeat} on ${ranks} ranks: ${engine.name}`)
-      const times = await measure(engine, ranks, plans, interrupted.signal)
-      for (const [bytes, own] of times) all.set(bytes, [...(all.get(bytes) ?? []), ...own])
+      const times = await measure(engine, ranks, own, interrupted.signal)
+      for (const [bytes, more] of times) all.set(bytes, [...(all.get(bytes) ?? []), ...more])
     }
   }
   return plans.flatMap(({ bytes }) =>

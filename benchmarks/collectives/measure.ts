@@ -15,15 +15,12 @@ export async function measure(
   plans: readonly Plan[],
   signal: AbortSignal,
 ): Promise<ReadonlyMap<number, readonly number[]>> {
-  const { leastBytes = 0 } = engine
-  const own = plans.filter(({ bytes }) => bytes >= leastBytes)
-  if (own.length === 0) return new Map()
-  const printed = await printedBy(engine, ranks, own, signal)
+  const printed = await printedBy(engine, ranks, plans, signal)
   const reports = printed
     .trim()
     .split('\n')
     .map((line): Report => JSON.parse(line))
-  return new Map(own.map((plan, i) => [plan.bytes, timesOf(plan, reports[i], engine.name)]))
+  return new Map(plans.map((plan, i) => [plan.bytes, timesOf(plan, reports[i], engine.name)]))
 }
 
 async function printedBy(engine: Engine, ranks: number, plans: readonly Plan[], signal: AbortSignal): Promise<string> {

@@ -1,10 +1,10 @@
-import type { Collectives, Shape, Tensor } from '@rankwise/core'
+import type { Shape, Tensor } from '@rankwise/core'
 
-/** Collectives with tensors in the memory that their ranks share. */
-export interface SharedTensors extends Collectives {
+/** What collectives have whose ranks share memory for tensors. */
+export interface SharedTensors {
   allocate(dtype: 'float32', shape: Shape): Promise<Tensor<'float32'>>
 }
 
-export function hasSharedTensors(collectives: Collectives): collectives is SharedTensors {
-  return 'allocate' in collectives
+export function hasSharedTensors(collectives: object): collectives is SharedTensors {
+  return typeof (collectives as Partial<SharedTensors>).allocate === 'function'
 }

@@ -129,10 +129,8 @@ describe('engines', () => {
   const expectTimes = async (found: Found) => {
     for (const engine of enginesOf(found)) {
       const times = await measure(engine, 2, plans, never)
-      expect([...times.keys()], engine.name).toEqual(
-        plans.map(({ bytes }) => bytes).filter((bytes) => bytes >= (engine.leastBytes ?? 0)),
-      )
-      for (const { bytes, batches, warmUps } of plans.filter(({ bytes }) => times.has(bytes))) {
+      expect([...times.keys()], engine.name).toEqual(plans.map(({ bytes }) => bytes))
+      for (const { bytes, batches, warmUps } of plans) {
         expect(times.get(bytes), engine.name).toHaveLength(batches - warmUps)
         expect(Math.min(...(times.get(bytes) ?? [])), engine.name).toBeGreaterThan(0)
       }
