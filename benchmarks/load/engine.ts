@@ -1,6 +1,7 @@
-import { spawnSync } from 'node:child_process'
 import { fileURLToPath } from 'node:url'
-import type { RankCommand } from './measure.ts'
+import { nodeCommand } from '../node-command.ts'
+import { askPython, PYTHON_ENVIRONMENT } from '../python.ts'
+import type { RankCommand } from '../rank-command.ts'
 
 /** How a model is split: while it is read, or after all of it has been read. */
 export type Mode = 'sharded' | 'full'
@@ -13,10 +14,7 @@ export interface Engine {
 
 export const rankwise: Engine = {
   name: 'rankwise',
-  command: (folder, mode) => ({
-    file: process.execPath,
-    args: ['--import', 'tsx', '--conditions=@rankwise/source', pathOf('rank.ts'), folder, mode],
-  }),
+  command: (folder, mode) => nodeCommand(new URL('rank.ts', import.meta.url), [folder, mode]),
 }
 
 /** An engine, or why there is none. */
@@ -31,33 +29,12 @@ print(f"diffusers {diffusers.__version__}, torch {torch.__version__}")
 
 /** The diffusers of a Python, if it has one with tensor parallelism (0.42 or later). */
 export function findDiffusers(python: string): Found {
-  const { status, error, stdout, stderr } = spawnSync(python, ['-c', PROBE], {
-    encoding: 'utf8',
-    env: { ...process.env, ...PEER_ENVIRONMENT },
-  })
-  if (error !== undefined) return { missing: `${python} does not start: ${error.message}` }
-  // The last line of a traceback is the exception.
-  if (status !== 0)
-    return { missing: `${python} has no diffusers with tensor parallelism: ${stderr.trim().split('\n').at(-1)}` }
+  const answer = askPython(python, PROBE, 'diffusers with tensor parallelism')
+  if ('missing' in answer) return answer
+  const program = fileURLToPath(new URL('diffusers-rank.py', import.meta.url))
   const engine: Engine = {
     name: 'diffusers',
-    command: (folder, mode) => ({
-      file: python,
-      args: [pathOf('diffusers-rank.py'), folder, mode],
-      env: PEER_ENVIRONMENT,
-    }),
+    command: (folder, mode) => ({ file: python, args: [program, folder, mode], env: PYTHON_ENVIRONMENT }),
   }
-  return { engine, versions: stdout.trim() }
-}
-
-/** On the CPU, with one thread as our ranks, and without asking a hub about a folder. */
-const PEER_ENVIRONMENT = {
-  CUDA_VISIBLE_DEVICES: '',
-  GLOO_SOCKET_IFNAME: 'lo',
-  HF_HUB_OFFLINE: '1',
-  OMP_NUM_THREADS: '1',
-}
-
-function pathOf(file: string): string {
-  return fileURLToPath(new URL(file, import.meta.url))
+  return { engine, versions: answer.output }
 }

@@ -3,6 +3,7 @@ import { writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { Command, InvalidArgumentError, Option } from 'commander'
+import { positiveInteger, positiveIntegers } from '../number-options.ts'
 import { type Engine, findDiffusers, rankwise } from './engine.ts'
 import { type Blocks, makeCheckpoint } from './klein-checkpoint.ts'
 import { measureLoad } from './measure.ts'
@@ -26,7 +27,7 @@ const program = new Command('bench:load')
   .option('--layers <double+single>', 'blocks; the real model has 5+20', blocks, { double: 2, single: 4 })
   .option('--directory <folder>', 'where the checkpoint is kept', join(tmpdir(), 'rankwise-benchmarks'))
   .option('--repeat <n>', 'loads per row, of which the median counts', positiveInteger, 3)
-  .option('--tp <degrees>', 'degrees, with commas', degrees, [1, 2, 4])
+  .option('--tp <degrees>', 'degrees, with commas', positiveIntegers, [1, 2, 4])
   .option('--json <file>', 'write the rows to a file')
   .option('--peer', 'load with diffusers as well')
   .addOption(new Option('--python <path>', 'the Python that has diffusers').default('python3').implies({ peer: true }))
@@ -87,13 +88,4 @@ function blocks(text: string): Blocks {
   const [, double, single] = /^(\d+)\+(\d+)$/.exec(text) ?? []
   if (double === undefined || single === undefined) throw new InvalidArgumentError('It is like 2+4.')
   return { double: Number(double), single: Number(single) }
-}
-
-function degrees(text: string): readonly number[] {
-  return text.split(',').map(positiveInteger)
-}
-
-function positiveInteger(text: string): number {
-  if (!/^[1-9]\d*$/.test(text)) throw new InvalidArgumentError('It is a whole number from 1.')
-  return Number(text)
 }

@@ -3,8 +3,9 @@ import { once } from 'node:events'
 import type { Readable } from 'node:stream'
 import { text } from 'node:stream/consumers'
 import { setTimeout as sleep } from 'node:timers/promises'
+import type { RankCommand } from '../rank-command.ts'
+import { rankEnvironment } from '../rank-environment.ts'
 import { MemorySampler } from './memory-sampler.ts'
-import { rankEnvironment } from './rank-environment.ts'
 
 /** What a rank says of its load: one line of JSON on descriptor 3, after which it waits for the end of its input. */
 export interface RankReport {
@@ -36,13 +37,6 @@ export interface LoadResult {
   readonly shardBytes: number
   /** Of all ranks: a page that one rank fetches is there for the others. */
   readonly storageBytes: number
-}
-
-/** The command line of a rank. */
-export interface RankCommand {
-  readonly file: string
-  readonly args: readonly string[]
-  readonly env?: Readonly<Record<string, string>>
 }
 
 const SHUTDOWN_MS = 10_000

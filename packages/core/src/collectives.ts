@@ -11,7 +11,8 @@ export interface CollectiveOptions {
 
 /**
  * What ranks say to each other. Every rank calls the same operations in the same order with the same shapes; results
- * are bitwise equal on all ranks, because partial results are always added in rank order.
+ * are bitwise equal on all ranks, because partial results are always added in rank order (with NCCL: in an order of its
+ * own).
  *
  * @throws RankwiseError `RANK_LOST`, `COLLECTIVE_TIMEOUT`, `COLLECTIVE_MISMATCH`, `ABORTED` from every operation.
  */
