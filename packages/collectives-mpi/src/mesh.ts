@@ -1,7 +1,7 @@
 import { createHmac, randomBytes, timingSafeEqual } from 'node:crypto'
 import { once } from 'node:events'
 import { type AddressInfo, createConnection, createServer, type Server, type Socket } from 'node:net'
-import { nameRanks } from '@rankwise/collectives-local/internals'
+import { type Failure, failureError, nameRanks } from '@rankwise/collectives-local/internals'
 import { RankwiseError } from '@rankwise/core'
 import { Connection, type Message } from './connection.ts'
 import { endWhenUnacknowledged } from './end-when-unacknowledged.ts'
@@ -176,7 +176,7 @@ export class Mesh {
     link.onMessage = (message) => this.#receive(rank, message)
     link.onEnd = (why) => {
       this.#links.delete(rank)
-      this.#broken(lost(rank))
+      this.#broken(this.#loss(rank))
       this.#listener?.onLost(rank, why)
     }
     this.#check()
@@ -185,6 +185,12 @@ export class Mesh {
   #receive(rank: number, message: Message): void {
     if (this.#listener === undefined) this.#early.push([rank, message])
     else this.#listener.onMessage(rank, message)
+  }
+
+  /** A rank that gave up because of what all ranks know may be gone before this one has found all others. */
+  #loss(rank: number): RankwiseError {
+    const said = this.#early.find(([from, { failure }]) => from === rank && failure !== undefined)
+    return said === undefined ? lost(rank) : failureError(said[1].failure as Failure, 'rendezvous')
   }
 
   #check(): void {

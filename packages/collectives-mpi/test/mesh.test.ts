@@ -144,6 +144,17 @@ describe('Mesh', () => {
     closeAll(meshes)
   })
 
+  test('a rank that gives up says why, even to those that have not found all others', async () => {
+    const [meshes, cards] = await listen(3)
+    const waiting = [0, 1].map((rank) => meshes[rank]?.connect(cards, AbortSignal.timeout(5_000)))
+    await setTimeout(100)
+    meshes[1]?.broadcast({ failure: { code: 'MPI_MACHINES', what: 'told', ranks: [1] } })
+    meshes[1]?.close()
+    await expect(waiting[0]).rejects.toMatchObject({ code: 'MPI_MACHINES', actual: { ranks: [1] } })
+    closeAll(meshes)
+    await Promise.allSettled(waiting)
+  })
+
   test('an address of another machine is an error of its own', async () => {
     const listening = Mesh.listen('192.0.2.1', { rank: 0, token: '' })
     await expect(listening).rejects.toMatchObject({ code: 'RENDEZVOUS_ADDRESS' })

@@ -46,7 +46,7 @@ describe.runIf(hasMpich())('MPICH without a launcher of its own', { timeout: TIM
     ['three machines', [1, 2, 1]],
   ])('random calls on %s', async (_, sizes) => {
     await ranks.init(sizes, { chunkBytes: CHUNK_BYTES })
-    await expectRandomCalls(ranks, layoutOf(sizes), 25)
+    await expectRandomCalls(ranks, layoutOf(sizes), 20)
   })
 
   test('random calls on machines whose ranks are not in a row', async () => {
