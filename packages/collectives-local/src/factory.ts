@@ -1,10 +1,10 @@
-import { randomInt } from 'node:crypto'
-import { type Collectives, type EnvironmentRendezvous, RankwiseError } from '@rankwise/core'
-import { Arena } from './arena.ts'
-import { FailureDetector, type Member } from './failure-detector.ts'
+import { type EnvironmentRendezvous, RankwiseError } from '@rankwise/core'
+import { Arena, newNonce } from './arena.ts'
+import type { Member } from './failure-detector.ts'
 import { hostGroup, joinGroup } from './join.ts'
-import { CACHE_LINE, LocalCollectives } from './local-collectives.ts'
-import { Lockstep } from './lockstep.ts'
+import { type KernelName, loadKernel } from './kernel.ts'
+import { LocalCollectives } from './local-collectives.ts'
+import type { LocalGroup } from './local-group.ts'
 import { loadNative, type Native } from './native.ts'
 import { type ProcessState, processState } from './process-state.ts'
 import { SingleRankCollectives } from './single-rank-collectives.ts'
@@ -16,7 +16,15 @@ export interface LocalCollectivesOptions {
    * `2 * worldSize * slotBytes` of memory. A multiple of 64 from `64 * worldSize` to 2^28. @default 4194304
    */
   readonly slotBytes?: number
+  /**
+   * What reduces: `native`, compiled C; `wasm`, WebAssembly with SIMD; `js`; or the first of them that works here. The
+   * results are the same, bit for bit. A kernel that is asked for by name is used or refused. @default 'auto'
+   */
+  readonly kernel?: KernelName | 'auto'
 }
+
+/** Slots have at least a cache line for each rank. */
+const CACHE_LINE = 64
 
 /**
  * Larger slots need fewer meetings, which are slow when other processes want the cores. Measured with 2 ranks on 2 busy
@@ -29,15 +37,16 @@ const MAX_SLOT_BYTES = 2 ** 28
  * Joins ranks of one machine over shared memory. Groups of one rank work on every platform and open nothing.
  *
  * @throws RankwiseError `TRANSPORT_UNSUPPORTED` when ranks cannot share memory here, `SHARED_MEMORY` when the system
- * refuses it, `SLOT_BYTES`, `RENDEZVOUS_TIMEOUT`, `RENDEZVOUS_ADDRESS`, `RENDEZVOUS_REFUSED` or `RANK_LOST` when the ranks do not
+ * refuses it or is short of memory, `KERNEL_UNAVAILABLE`, `KERNEL_UNKNOWN`, `SLOT_BYTES`, `RENDEZVOUS_TIMEOUT`, `RENDEZVOUS_ADDRESS`, `RENDEZVOUS_REFUSED` or `RANK_LOST` when the ranks do not
  * find each other
  */
 export async function localCollectives(
   rendezvous: EnvironmentRendezvous,
-  { slotBytes = SLOT_BYTES }: LocalCollectivesOptions = {},
-): Promise<Collectives> {
+  { slotBytes = SLOT_BYTES, kernel: choice = 'auto' }: LocalCollectivesOptions = {},
+): Promise<LocalGroup> {
   const { rank, worldSize, localWorldSize, timeoutMs } = rendezvous
-  if (worldSize === 1) return new SingleRankCollectives()
+  const kernel = await loadKernel(choice)
+  if (worldSize === 1) return new SingleRankCollectives(kernel.name)
   if (localWorldSize !== worldSize) throw severalMachines(worldSize, localWorldSize)
   requireSlotBytes(slotBytes, worldSize)
 
@@ -46,12 +55,11 @@ export async function localCollectives(
     rank === 0
       ? await host(native, rendezvous, slotBytes)
       : await joinGroup(rendezvous, self(rank), (location) => Arena.open(native, location))
-  const lockstep = new Lockstep(arena, new FailureDetector(arena, members, rank), rank, timeoutMs)
-  return new LocalCollectives(arena, lockstep, rank)
+  return new LocalCollectives({ native, kernel, members, rank, timeoutMs, label: '' }, arena)
 }
 
 async function host(native: Native, rendezvous: EnvironmentRendezvous, slotBytes: number) {
-  const nonce = randomInt(1, 2 ** 31)
+  const nonce = newNonce()
   const arena = Arena.create(native, rendezvous.worldSize, slotBytes, nonce)
   try {
     const members = await hostGroup(rendezvous, self(0), arena.location(nonce))
