@@ -36,8 +36,9 @@ const MAP_ANONYMOUS = 0x20
 const MAP_NORESERVE = 0x4000
 /** Touching a page for the first time takes 12 us on a virtual machine: all pages are mapped at once instead. */
 const MAP_POPULATE = 0x8000
-/** Error number of an interrupted call; it is made again. */
+/** Error number of an interrupted call. It is made again, but not for ever. */
 const EINTR = 4
+const MAX_INTERRUPTIONS = 100
 const MAP_FAILED = 2n ** 64n - 1n
 const ALL = 2 ** 31 - 1
 
@@ -85,7 +86,7 @@ export async function loadNative(): Promise<Native> {
     },
     reserve(descriptor, bytes) {
       let errno: number = EINTR
-      while (errno === EINTR) errno = fallocate(descriptor, 0, bytes)
+      for (let i = 0; i < MAX_INTERRUPTIONS && errno === EINTR; i++) errno = fallocate(descriptor, 0, bytes)
       if (errno !== 0) throw callFailed('posix_fallocate', errno)
     },
     replace(address, bytes) {

@@ -36,6 +36,8 @@ const COMBINE: Record<ReduceOp, (a: number, b: number) => number> = {
 
 /** Reduces the contributions element by element, in the order given. */
 export function reduceSequentially(dtype: DType, op: ReduceOp, contributions: readonly Uint8Array[]): Uint8Array {
+  // One rank alone keeps what it has, whatever NaN that is.
+  if (contributions.length === 1) return contributions[0] as Uint8Array
   const { read, round, write } = ARITHMETIC[dtype] as Arithmetic
   const arrays = contributions.map((bytes) => viewAs(dtype, bytes))
   const result = viewAs(dtype, new Uint8Array((contributions[0] as Uint8Array).length)) as Float64Array

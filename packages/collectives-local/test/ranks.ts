@@ -22,6 +22,10 @@ export type Command =
   | { do: 'init'; rendezvous: EnvironmentRendezvous; options: LocalCollectivesOptions }
   | { do: 'run'; call: Call }
   | { do: 'runAll'; calls: readonly Call[] }
+  | { do: 'random'; seed: number; count: number }
+  | { do: 'allocate'; elements: number }
+  | { do: 'newGroup'; ranks: readonly number[] }
+  | { do: 'kernel' | 'dispose' | 'reduceShared' | 'readShared' | 'untilFailure' }
   | { do: 'abort'; message: string }
   | { do: 'block'; ms: number }
   | { do: 'abortSignal' | 'held' | 'destroy' | 'finish' }
@@ -98,14 +102,17 @@ export class Ranks implements AsyncDisposable {
   }
 
   /** Joins all ranks in a new group, after the last one is left and processes that ended are replaced. */
-  async init(options: GroupOptions = {}): Promise<void> {
+  async init(
+    options: GroupOptions = {},
+    optionsOf: (rank: number) => LocalCollectivesOptions = () => ({}),
+  ): Promise<void> {
     await this.ready()
     const port = await freePort()
     const { timeoutMs = 20_000, ...rest } = options
     await this.all((rank) => ({
       do: 'init',
       rendezvous: rendezvous(rank, this.processes.length, port, { timeoutMs }),
-      options: rest,
+      options: { ...rest, ...optionsOf(rank) },
     }))
   }
 
