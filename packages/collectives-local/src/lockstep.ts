@@ -203,9 +203,11 @@ export class Lockstep {
   #overdue(turn: Turn): Failure | undefined {
     if (performance.now() < turn.deadline) return undefined
     const ranks = this.#detector.missing(this.#phase)
+    const stopped = this.#detector.stopped(this.#phase)
+    const late = `${nameRanks(ranks)} did not arrive at ${turn.operation.kind} #${turn.operation.sequence} in time`
     return {
       code: 'COLLECTIVE_TIMEOUT',
-      what: `${nameRanks(ranks)} did not arrive at ${turn.operation.kind} #${turn.operation.sequence} in time`,
+      what: stopped.length === 0 ? late : `${late}: the process of ${nameRanks(stopped)} is stopped`,
       ranks,
       actual: { missing: this.#detector.describeMissing(this.#phase), timeoutMs: this.#timeoutMs },
       rule: 'every rank arrives within timeoutMs',

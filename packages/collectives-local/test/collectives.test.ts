@@ -1,5 +1,6 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest'
 import type { KernelName } from '../src/index.ts'
+import { builtAddon } from './built-addon.ts'
 import { callOf, errorOn, type Plan } from './plans.ts'
 import { BARRIER, type Call, Ranks } from './ranks.ts'
 
@@ -29,17 +30,22 @@ describe.each([2, 3, 4])('%i ranks', (worldSize) => {
   afterAll(() => ranks[Symbol.asyncDispose]())
 
   // The last case has another kernel on every rank: they follow one protocol.
-  test.each<readonly KernelName[][]>([...KERNELS.map((kernel) => [[kernel]]), [KERNELS]])(
-    'random calls in several groups, in and out of shared memory: %s',
-    async (kernels) => {
-      await ranks.init({ slotBytes: 2048 - (2048 % (64 * worldSize)) }, (rank) => ({
-        kernel: kernels[rank % kernels.length] as KernelName,
-      }))
-      const errors = await ranks.all(() => ({ do: 'random', seed: 17 * worldSize, count: CALLS }))
-      expect(errors).toEqual(Array(worldSize).fill(undefined))
-    },
-    120_000,
-  )
+  const cases: (readonly KernelName[])[] = [['native'], ['wasm'], ['js'], KERNELS]
+  describe.each(cases.map((kernels) => [kernels]))('%s', (kernels) => {
+    const count = kernels.length > 1 ? CALLS / 4 : CALLS
+    const untestable = kernels.includes('native') && builtAddon() === undefined
+    test.skipIf(untestable)(
+      `${count} random calls in several groups, in and out of shared memory`,
+      async () => {
+        await ranks.init({ slotBytes: 2048 - (2048 % (64 * worldSize)) }, (rank) => ({
+          kernel: kernels[rank % kernels.length] as KernelName,
+        }))
+        const errors = await ranks.all(() => ({ do: 'random', seed: 17 * worldSize, count }))
+        expect(errors).toEqual(Array(worldSize).fill(undefined))
+      },
+      120_000,
+    )
+  })
 })
 
 describe('one group', () => {

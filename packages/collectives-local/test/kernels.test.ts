@@ -2,22 +2,14 @@ import { type DType, type ReduceOp, viewAs } from '@rankwise/core'
 import fc from 'fast-check'
 import { describe, expect, test } from 'vitest'
 import { type KernelName, loadKernel, type Reduce } from '../src/kernel.ts'
-import { type Addon, dtypeNumber, loadAddon, reduceOpNumber } from '../src/native-kernel.ts'
+import { type Addon, dtypeNumber, reduceOpNumber } from '../src/native-kernel.ts'
 import { WASM_MODULE } from '../src/wasm-module.ts'
 import { wasmModuleSource } from '../wasm/build.ts'
+import { builtAddon } from './built-addon.ts'
 import { firstDifference, randomBytes, reduceSequentially } from './oracle.ts'
 
 const DTYPES = ['float32', 'float64', 'float16', 'bfloat16', 'int32'] as const
 const OPS = ['sum', 'max', 'min'] as const
-
-/** Without a C compiler there is no addon; its tests are then reported as skipped. */
-function builtAddon(): Addon | undefined {
-  try {
-    return loadAddon()
-  } catch {
-    return undefined
-  }
-}
 
 const addon = builtAddon()
 

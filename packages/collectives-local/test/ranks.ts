@@ -96,6 +96,7 @@ export class RankProcess {
 /** Processes that form one group after another. Every failure of any rank is reported with the rank. */
 export class Ranks implements AsyncDisposable {
   readonly processes: RankProcess[]
+  readonly #killed = new Set<RankProcess>()
 
   constructor(worldSize: number) {
     this.processes = Array.from({ length: worldSize }, () => new RankProcess())
@@ -118,9 +119,11 @@ export class Ranks implements AsyncDisposable {
 
   /** Resolves when all processes run, in no group. */
   async ready(): Promise<void> {
-    for (const [rank, { child }] of this.processes.entries()) {
-      child.kill('SIGCONT')
-      if (!child.connected) this.processes[rank] = new RankProcess()
+    for (const [rank, process] of this.processes.entries()) {
+      process.child.kill('SIGCONT')
+      // A process that was killed may still look as if it could be spoken to.
+      if (this.#killed.has(process)) await process.exited
+      if (!process.child.connected) this.processes[rank] = new RankProcess()
     }
     await this.all(() => ({ do: 'destroy' }))
   }
@@ -143,7 +146,9 @@ export class Ranks implements AsyncDisposable {
   }
 
   kill(rank: number, signal: NodeJS.Signals): void {
-    this.processes[rank]?.child.kill(signal)
+    const process = this.processes[rank] as RankProcess
+    process.child.kill(signal)
+    if (signal === 'SIGKILL') this.#killed.add(process)
   }
 
   async [Symbol.asyncDispose](): Promise<void> {

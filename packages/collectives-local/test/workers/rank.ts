@@ -7,7 +7,10 @@ import { runCall } from './run-call.ts'
 
 // A rank that does what the test tells it over IPC and reports every result and every error.
 
+/** The group that this rank makes its calls in: the last one that it joined. */
 let collectives: LocalGroup | undefined
+/** Those that it was made from. */
+let parents: LocalGroup[] = []
 let shared: SharedTensor<'float32'> | undefined
 let controller = new AbortController()
 
@@ -69,10 +72,12 @@ async function obey(command: Command): Promise<unknown> {
     case 'allocate':
       shared = await group().allocate('float32', [command.elements])
       return undefined
-    case 'newGroup':
-      // The rank goes on in the new group, if it is in it.
-      collectives = (await group().newGroup(command.ranks)) ?? collectives
+    case 'newGroup': {
+      const made = await group().newGroup(command.ranks)
+      if (made !== undefined) parents.push(group())
+      collectives = made ?? collectives
       return [group().rank, group().worldSize]
+    }
     case 'kernel':
       return group().kernel
     case 'dispose':
@@ -93,7 +98,8 @@ async function obey(command: Command): Promise<unknown> {
     case 'held':
       return held()
     case 'destroy':
-      await collectives?.destroy()
+      for (const joined of [collectives, ...parents]) await joined?.destroy()
+      parents = []
       return undefined
     case 'finish':
       // Without destroy: nothing may keep the process alive.
