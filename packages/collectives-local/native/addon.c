@@ -268,6 +268,7 @@ NAPI_MODULE_INIT() {
       {"reduceScatter", NULL, reduce_scatter, NULL, NULL, NULL, napi_enumerable, NULL},
       {"broadcast", NULL, broadcast, NULL, NULL, NULL, napi_enumerable, NULL},
       {"reduce", NULL, reduce, NULL, NULL, NULL, napi_enumerable, NULL},
+      {"protocol", NULL, NULL, NULL, NULL, number(env, PROTOCOL), napi_enumerable, NULL},
       {"instructionSets", NULL, NULL, NULL, NULL, instruction_sets(env), napi_enumerable, NULL},
   };
   if (napi_define_properties(env, exports, sizeof properties / sizeof *properties, properties) != napi_ok) return NULL;

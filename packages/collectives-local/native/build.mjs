@@ -1,8 +1,8 @@
 // Compiles the addon of this package into prebuilds/, where node-gyp-build looks. Needs a C compiler ($CC, or cc) and
-// nothing else: Node-API is the same in every Node.js, and its headers come from npm. Says in one line what it did; ends
-// with an error only when there is a compiler and it refuses our sources.
+// nothing else: Node-API is the same in every Node.js, and its headers come from npm, or with Node.js itself. Says in
+// one line what it did, if anything; ends with an error only when there is a compiler and it refuses our sources.
 import { execFileSync } from 'node:child_process'
-import { mkdirSync, mkdtempSync, readdirSync, renameSync, rmSync, statSync, writeFileSync } from 'node:fs'
+import { existsSync, mkdirSync, mkdtempSync, readdirSync, renameSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { createRequire } from 'node:module'
 import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
@@ -27,8 +27,7 @@ const variants = [['reduce_baseline', []], ...(process.arch === 'x64' ? X64_VARI
 
 const started = Date.now()
 if (process.platform !== 'linux') say(`ranks share memory on Linux only; nothing to compile on ${process.platform}`)
-else if (isCurrent()) say('up to date')
-else {
+else if (!isCurrent()) {
   const folder = mkdtempSync(join(tmpdir(), 'rankwise-native-'))
   try {
     if (canCompile(folder)) {
@@ -62,7 +61,7 @@ function canCompile(folder) {
 }
 
 function compile(folder) {
-  const include = createRequire(import.meta.url)('node-api-headers').include_dir
+  const include = headers()
   const objects = ['addon', 'group', 'meeting', 'variants'].map((name) => object(folder, name, name, [`-I${include}`]))
   const kernels = variants.map(([name, options]) => object(folder, 'reduce', name, [`-DVARIANT=${name}`, ...options]))
   mkdirSync(dirname(target), { recursive: true })
@@ -70,6 +69,17 @@ function compile(folder) {
   const temporary = `${target}.${process.pid}`
   execFileSync(CC, ['-shared', '-s', ...objects, ...kernels, '-o', temporary], { stdio: 'inherit' })
   renameSync(temporary, target)
+}
+
+/** Development gets them from npm; a package that was installed may find those of its Node.js. */
+function headers() {
+  try {
+    return createRequire(import.meta.url)('node-api-headers').include_dir
+  } catch {
+    const own = join(dirname(process.execPath), '..', 'include', 'node')
+    if (existsSync(join(own, 'node_api.h'))) return own
+    throw new Error(`no Node-API headers in ${own}; install the npm package node-api-headers`)
+  }
 }
 
 function object(folder, source, name, options) {

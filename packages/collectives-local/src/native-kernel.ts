@@ -8,6 +8,7 @@ export type NativeGroup = { readonly nativeGroup: unique symbol }
 
 /** What native/addon.c exports. Operations return a `status_t` of native/group.h. */
 export interface Addon {
+  readonly protocol: number
   /** Instruction sets that this processor has code for, the one in use first. */
   readonly instructionSets: readonly string[]
   open(arena: Uint8Array, slotBytes: number, worldSize: number, rank: number, spins: 0 | 1, cursor: Cursor): NativeGroup
@@ -28,6 +29,9 @@ export interface Addon {
   reduce(variant: number, dtype: number, op: number, sources: readonly TensorData[], target: TensorData): void
 }
 
+/** As PROTOCOL in native/group.h: an addon that was compiled from other sources must not run. */
+const PROTOCOL = 1
+
 const DTYPES: readonly DType[] = ['float32', 'float64', 'float16', 'bfloat16', 'int32']
 const REDUCE_OPS: readonly ReduceOp[] = ['sum', 'max', 'min']
 
@@ -45,7 +49,9 @@ export function reduceOpNumber(op: ReduceOp): number {
 export function loadAddon(): Addon {
   const folder = fileURLToPath(new URL('..', import.meta.url))
   try {
-    return nodeGypBuild<Addon>(folder)
+    const addon = nodeGypBuild<Addon>(folder)
+    if (addon.protocol !== PROTOCOL) throw new Error(`it has protocol ${addon.protocol}, not ${PROTOCOL}`)
+    return addon
   } catch (cause) {
     throw new RankwiseError('KERNEL_UNAVAILABLE', 'the native kernel does not load', {
       where: `${folder}prebuilds`,

@@ -24,7 +24,7 @@ export function callOf({ tensors, seed, ...plan }: Plan, rank: number): Call {
 }
 
 /** What `rank` must hold after the call, computed from the data of all ranks in the order given. */
-export function expectedOn(plan: Plan, rank: number, order: readonly number[]): Uint8Array[] {
+function expectedOn(plan: Plan, rank: number, order: readonly number[]): Uint8Array[] {
   const inputs = order.map((r) => callOf(plan, r).tensors.map(({ bytes }) => bytes))
   const { kind, op = 'sum', source = 0 } = plan
   return plan.tensors.map(({ dtype }, i) => {
