@@ -92,13 +92,15 @@ static napi_value number(napi_env env, int value) {
 
 typedef struct {
   group_t group;
-  // Keeps the memory of the cursor.
+  // Keep the memory that the group points to.
+  napi_ref arena;
   napi_ref cursor;
 } handle_t;
 
 static void free_handle(napi_env env, void *data, void *hint) {
   (void)hint;
   handle_t *handle = data;
+  napi_delete_reference(env, handle->arena);
   napi_delete_reference(env, handle->cursor);
   free(handle);
 }
@@ -131,10 +133,11 @@ static napi_value open_group(napi_env env, napi_callback_info info) {
       .reduce = variants[0].reduce,
   };
   napi_value external;
-  if (napi_create_reference(env, values[5], 1, &handle->cursor) == napi_ok) {
-    if (napi_create_external(env, handle, free_handle, NULL, &external) == napi_ok) return external;
-    napi_delete_reference(env, handle->cursor);
-  }
+  bool kept = napi_create_reference(env, values[0], 1, &handle->arena) == napi_ok;
+  kept = kept && napi_create_reference(env, values[5], 1, &handle->cursor) == napi_ok;
+  if (kept && napi_create_external(env, handle, free_handle, NULL, &external) == napi_ok) return external;
+  if (handle->cursor != NULL) napi_delete_reference(env, handle->cursor);
+  if (handle->arena != NULL) napi_delete_reference(env, handle->arena);
   free(handle);
   return fail(env, "the group cannot be made");
 }

@@ -80,15 +80,18 @@ export class LocalCollectives implements LocalGroup {
     tensors: readonly Tensor[],
     { op = 'sum', signal }: CollectiveOptions & { readonly op?: ReduceOp } = {},
   ): Promise<void> {
-    const inPlace = tensors.map((tensor) => this.#inPlace(tensor))
-    const places = inPlace.flatMap((found) => found?.place ?? [])
-    await this.#run({ kind: 'allReduce', reduceOp: op, tensors, places }, signal, (turn) =>
-      this.#reduceAll(turn, op, tensors, inPlace),
+    const inPlace = this.#allocations.isEmpty ? undefined : tensors.map((tensor) => this.#inPlace(tensor))
+    const places = inPlace?.flatMap((found) => found?.place ?? [])
+    const pending = this.#run(
+      { sequence: this.#next(), kind: 'allReduce', reduceOp: op, tensors, places },
+      signal,
+      (turn) => this.#reduceAll(turn, op, tensors, inPlace),
     )
+    if (pending !== undefined) await pending
   }
 
   async allGather(tensor: Tensor, { signal }: CollectiveOptions = {}): Promise<Tensor> {
-    return this.#run({ kind: 'allGather', tensors: [tensor] }, signal, async (turn) => {
+    return this.#run({ sequence: this.#next(), kind: 'allGather', tensors: [tensor] }, signal, async (turn) => {
       const output = this.#allocateRows(tensor, (tensor.shape[0] as number) * this.worldSize)
       await this.#exchange.allGather(turn, bytesOf(tensor), bytesOf(output))
       return output
@@ -99,24 +102,34 @@ export class LocalCollectives implements LocalGroup {
     tensor: Tensor,
     { op = 'sum', signal }: CollectiveOptions & { readonly op?: ReduceOp } = {},
   ): Promise<Tensor> {
-    return this.#run({ kind: 'reduceScatter', reduceOp: op, tensors: [tensor] }, signal, async (turn) => {
-      const output = this.#allocateRows(tensor, (tensor.shape[0] as number) / this.worldSize)
-      await this.#exchange.reduceScatter(turn, tensor.dtype, op, tensor.data, output.data)
-      return output
-    })
+    return this.#run(
+      { sequence: this.#next(), kind: 'reduceScatter', reduceOp: op, tensors: [tensor] },
+      signal,
+      async (turn) => {
+        const output = this.#allocateRows(tensor, (tensor.shape[0] as number) / this.worldSize)
+        await this.#exchange.reduceScatter(turn, tensor.dtype, op, tensor.data, output.data)
+        return output
+      },
+    )
   }
 
   async broadcast(
     tensor: Tensor,
     { source = 0, signal }: CollectiveOptions & { readonly source?: number } = {},
   ): Promise<void> {
-    await this.#run({ kind: 'broadcast', source, tensors: [tensor] }, signal, (turn) =>
-      this.#exchange.broadcast(turn, source, bytesOf(tensor)),
+    const pending = this.#run(
+      { sequence: this.#next(), kind: 'broadcast', source, tensors: [tensor] },
+      signal,
+      (turn) => this.#exchange.broadcast(turn, source, bytesOf(tensor)),
     )
+    if (pending !== undefined) await pending
   }
 
   async barrier({ signal }: CollectiveOptions = {}): Promise<void> {
-    await this.#run({ kind: 'barrier', tensors: [] }, signal, (turn) => this.#exchange.barrier(turn))
+    const pending = this.#run({ sequence: this.#next(), kind: 'barrier', tensors: [] }, signal, (turn) =>
+      this.#exchange.barrier(turn),
+    )
+    if (pending !== undefined) await pending
   }
 
   async allocate<D extends DType>(
@@ -125,7 +138,7 @@ export class LocalCollectives implements LocalGroup {
     { signal }: CollectiveOptions = {},
   ): Promise<SharedTensor<D>> {
     const layout = { dtype, shape, byteLength: byteSizeOf(shape, dtype) }
-    const memory = await this.#run({ kind: 'allocate', tensors: [layout] }, signal, (turn) =>
+    const memory = await this.#run({ sequence: this.#next(), kind: 'allocate', tensors: [layout] }, signal, (turn) =>
       this.#openMemory(turn, partBytes(layout.byteLength) * this.worldSize),
     )
     if (memory instanceof RankwiseError) throw memory
@@ -135,7 +148,7 @@ export class LocalCollectives implements LocalGroup {
 
   async newGroup(ranks: readonly number[], { signal }: CollectiveOptions = {}): Promise<LocalGroup | undefined> {
     const members = [...ranks].sort((a, b) => a - b)
-    const arena = await this.#run({ kind: 'newGroup', members, tensors: [] }, signal, (turn) =>
+    const arena = await this.#run({ sequence: this.#next(), kind: 'newGroup', members, tensors: [] }, signal, (turn) =>
       this.#openArena(turn, members),
     )
     if (arena instanceof RankwiseError) throw arena
@@ -176,18 +189,21 @@ export class LocalCollectives implements LocalGroup {
     this.#arena.destroy()
   }
 
-  /** Takes a number even for a call that is refused: a rank that goes on after it must not be taken for in step. */
-  #run<T>(
-    call: Omit<Operation, 'sequence'>,
-    signal: AbortSignal | undefined,
-    body: (turn: Turn) => Promise<T> | T,
-  ): Promise<T> {
+  /** A call takes a number even if it is refused: a rank that goes on after it must not be taken for in step. */
+  #next(): number {
     this.#sequence += 1
-    const operation: Operation = { ...call, sequence: this.#sequence }
+    return this.#sequence
+  }
+
+  #run<T>(operation: Operation, signal: AbortSignal | undefined, body: (turn: Turn) => Promise<T> | T): Promise<T> | T {
     requireValid(operation, this.worldSize)
-    const run = () => this.#lockstep.run(operation, signal, body)
-    // Starting at once, where nothing is under way, saves small operations a turn of the microtask queue.
-    const result = this.#pending === 0 ? run() : this.#last.then(run)
+    if (this.#pending > 0) return this.#follow(this.#last.then(() => this.#lockstep.run(operation, signal, body)))
+    const result = this.#lockstep.run(operation, signal, body)
+    return result instanceof Promise ? this.#follow(result) : result
+  }
+
+  /** The next operation starts when this one has ended. */
+  #follow<T>(result: Promise<T>): Promise<T> {
     const settle = () => {
       this.#pending -= 1
     }
@@ -212,10 +228,10 @@ export class LocalCollectives implements LocalGroup {
     turn: Turn,
     op: ReduceOp,
     tensors: readonly Tensor[],
-    inPlace: readonly (InPlace | undefined)[],
+    inPlace: readonly (InPlace | undefined)[] | undefined,
   ): Completion {
     const [tensor] = tensors
-    if (tensors.length === 1 && tensor !== undefined && inPlace[0] === undefined) {
+    if (tensors.length === 1 && tensor !== undefined && inPlace?.[0] === undefined) {
       return this.#exchange.allReduce(turn, tensor.dtype, op, [tensor.data])
     }
     return this.#reduceMany(turn, op, tensors, inPlace)
@@ -225,7 +241,7 @@ export class LocalCollectives implements LocalGroup {
     turn: Turn,
     op: ReduceOp,
     tensors: readonly Tensor[],
-    inPlace: readonly (InPlace | undefined)[],
+    inPlace: readonly (InPlace | undefined)[] = [],
   ): Promise<void> {
     for (const [i, { dtype }] of tensors.entries()) {
       const found = inPlace[i]

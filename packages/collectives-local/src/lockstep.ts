@@ -20,7 +20,8 @@ const HOLD_MS = 10
 export interface Turn {
   readonly operation: Operation
   readonly signal: AbortSignal | undefined
-  readonly deadline: number
+  /** When the wait for other ranks ends; set when it begins, so that an operation that never waits asks no clock. */
+  deadline: number | undefined
 }
 
 /** Which rank this is, and how it is spoken of. */
@@ -62,33 +63,42 @@ export class Lockstep {
   }
 
   /**
-   * Runs `body` as the next operation. Any failure ends the group: no rank can know where the others stand.
+   * Runs `body` as the next operation. Any failure ends the group: no rank can know where the others stand. An operation
+   * that no rank had to be waited for returns its result at once: a promise takes as long as the rest of a small one.
    *
    * @throws RankwiseError `RANK_LOST`, `COLLECTIVE_TIMEOUT`, `COLLECTIVE_MISMATCH`, `ABORTED`, `COLLECTIVES_DESTROYED`
    */
-  async run<T>(
-    operation: Operation,
-    signal: AbortSignal | undefined,
-    body: (turn: Turn) => Promise<T> | T,
-  ): Promise<T> {
-    const turn: Turn = { operation, signal, deadline: performance.now() + this.#timeoutMs }
+  run<T>(operation: Operation, signal: AbortSignal | undefined, body: (turn: Turn) => Promise<T> | T): Promise<T> | T {
+    const turn: Turn = { operation, signal, deadline: undefined }
     try {
       this.requireRunning(turn)
       const half: Half = this.#cursor[OPERATION_HALF] === 0 ? 1 : 0
       encodeOperation(operation, this.#arena.operation(this.#rank, half))
       this.#cursor[OPERATION_HALF] = half
       this.#cursor[VERIFIED] = 0
-      const started = body(turn)
-      // Awaiting what is already there would cost small operations a turn of the microtask queue.
-      const result = started instanceof Promise ? await started : started
+      const result = body(turn)
+      const complete = !(result instanceof Promise) && this.#cursor[VERIFIED] === 1 && !this.#holdsTooLong()
+      return complete ? result : this.#complete(turn, result)
+    } catch (error) {
+      throw this.#stopFor(error)
+    }
+  }
+
+  async #complete<T>(turn: Turn, started: Promise<T> | T): Promise<T> {
+    try {
+      const result = await started
       if (this.#cursor[VERIFIED] === 0) await this.meet(turn)
-      if (this.#holdsTooLong()) await this.release()
+      await this.release()
       return result
     } catch (error) {
-      // A Failure has already ended the group; anything else would leave the others waiting for this rank.
-      if (this.#failure === undefined) this.fail(unexpected(this.#rank, error))
-      throw error
+      throw this.#stopFor(error)
     }
+  }
+
+  /** A Failure has already ended the group; anything else would leave the others waiting for this rank. */
+  #stopFor(error: unknown): unknown {
+    if (this.#failure === undefined) this.fail(unexpected(this.#rank, error))
+    return error
   }
 
   /** Waits until every rank is here. The first meeting of an operation also compares what the ranks are at. */
@@ -104,6 +114,7 @@ export class Lockstep {
 
   /** Waits, asleep, until every rank is where this one has arrived, or until it is known that one will not come. */
   async wait(turn: Turn): Promise<void> {
+    turn.deadline ??= performance.now() + this.#timeoutMs
     for (let sleeps = 0; ; sleeps++) {
       const ticket = this.#arena.ticket
       if (this.#arena.allArrived(this.#phase)) break
@@ -201,7 +212,7 @@ export class Lockstep {
   }
 
   #overdue(turn: Turn): Failure | undefined {
-    if (performance.now() < turn.deadline) return undefined
+    if (turn.deadline === undefined || performance.now() < turn.deadline) return undefined
     const ranks = this.#detector.missing(this.#phase)
     const stopped = this.#detector.stopped(this.#phase)
     const late = `${nameRanks(ranks)} did not arrive at ${turn.operation.kind} #${turn.operation.sequence} in time`

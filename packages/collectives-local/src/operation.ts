@@ -186,8 +186,9 @@ function requireReducible(operation: Operation, reduceOp: ReduceOp): void {
       rule: `op is one of ${REDUCE_OPS.join(', ')}`,
     })
   }
-  for (const [index, { dtype }] of operation.tensors.entries()) {
-    if (REDUCIBLE_DTYPES.includes(dtype)) continue
+  const index = operation.tensors.findIndex(({ dtype }) => !REDUCIBLE_DTYPES.includes(dtype))
+  if (index >= 0) {
+    const { dtype } = operation.tensors[index] as TensorLayout
     throw new RankwiseError('COLLECTIVE_DTYPE', 'tensors of this dtype cannot be reduced', {
       where: where(operation),
       actual: { tensor: index, dtype },

@@ -35,6 +35,10 @@ export class SharedAllocations {
   readonly #live = new Set<Allocation>()
   readonly #byBuffer = new WeakMap<ArrayBufferLike, Allocation>()
   #count = 0
+  /** Whether the group has never allocated anything. */
+  get isEmpty(): boolean {
+    return this.#count === 0
+  }
 
   constructor(rank: number, worldSize: number) {
     this.#rank = rank
