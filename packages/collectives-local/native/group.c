@@ -7,7 +7,7 @@
 enum { CACHE_LINE = 64, PAGE_BYTES = 4096, MAX_RANKS = 1024 };
 
 // As in src/stepwise-exchange.ts, where they are explained.
-enum { DIRECT_BYTES = 32768, IN_PLACE_BLOCK = 1 << 20 };
+enum { DIRECT_BYTES = 1 << 19, IN_PLACE_BLOCK = 1 << 20 };
 
 // Reduced and passed on before the next piece is touched: it is still in the first-level cache then.
 enum { PIECE_BYTES = 16384 };
@@ -210,7 +210,7 @@ status_t group_all_reduce(group_t *group, dtype_t dtype, reduce_op_t op, const p
   enter(group);
   run_t run = {parts, count};
   size_t bytes = bytes_of(run);
-  bool direct = bytes <= smaller(DIRECT_BYTES, group->slot_bytes);
+  bool direct = bytes <= smaller(DIRECT_BYTES / (group->world_size - 1), group->slot_bytes);
   return direct ? all_reduce_direct(group, dtype, op, run, bytes) : all_reduce_striped(group, dtype, op, run, bytes);
 }
 

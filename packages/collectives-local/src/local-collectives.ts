@@ -26,7 +26,10 @@ import { type InPlace, partBytes, SharedAllocations } from './shared-allocations
 import { SharedMemory } from './shared-memory.ts'
 import { SharedTensor } from './shared-tensor.ts'
 import { SingleRankCollectives } from './single-rank-collectives.ts'
-import { DIRECT_BYTES, StepwiseExchange } from './stepwise-exchange.ts'
+import { StepwiseExchange } from './stepwise-exchange.ts'
+
+/** From this size on, shared tensors are reduced where they are. 64 KiB measured: 7.0 us, and 8.2 us copied. */
+const IN_PLACE_BYTES = 65_536
 
 /** What a group is made of, beside its arena. */
 export interface GroupParts {
@@ -217,10 +220,10 @@ export class LocalCollectives implements LocalGroup {
     else void this.#last.then(action)
   }
 
-  /** Small tensors are not worth a second meeting: they are copied, as others are. */
+  /** Small tensors are not worth a second meeting: they are copied, as others are. @throws RankwiseError `TENSOR_DISPOSED` */
   #inPlace(tensor: Tensor): InPlace | undefined {
     const found = this.#allocations.find(tensor)
-    return tensor.byteLength > DIRECT_BYTES ? found : undefined
+    return tensor.byteLength >= IN_PLACE_BYTES ? found : undefined
   }
 
   /** Tensors of one dtype travel as one; those in shared memory stay where they are. */

@@ -26,7 +26,7 @@ export function* randomPlans(seed: number, count: number, worldSizes: readonly n
     const group = nat(worldSizes.length)
     const worldSize = worldSizes[group] as number
     const shared = nat(4) === 0
-    // What lies in shared memory is reduced in place only beyond 32 KiB.
+    // What lies in shared memory is reduced in place only from 64 KiB on.
     const tensor = (dtype: DType) => ({ dtype, shape: [shared && nat(4) === 0 ? 16_400 + nat(200) : size()] })
     const kinds = [
       (): Omit<Plan, 'seed'> => ({
