@@ -25,6 +25,12 @@ export class FailureDetector {
     return this.#missingPeers(phase).map(({ rank }) => rank)
   }
 
+  /** Ranks that have not reached `phase` because their processes are stopped, as by SIGSTOP or a debugger. */
+  stopped(phase: number): number[] {
+    const states = this.#missingPeers(phase).map(({ rank, pid }) => ({ rank, state: processState(pid)?.state }))
+    return states.filter(({ state }) => state === 'T' || state === 't').map(({ rank }) => rank)
+  }
+
   /** The missing ranks and what their processes do: `rank 1 (process 4711, state T)`. */
   describeMissing(phase: number): string {
     return this.#missingPeers(phase)
