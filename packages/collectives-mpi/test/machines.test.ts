@@ -13,6 +13,7 @@ function cardsOf(places: readonly (readonly [string, number, number])[]): Card[]
       localWorldSize,
       address: '10.0.0.1',
       port: 1,
+      nonce: '',
       host: machine,
       pid: 100 + rank,
     }
