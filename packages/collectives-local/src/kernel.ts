@@ -42,6 +42,11 @@ export async function loadKernel(choice: KernelName | 'auto'): Promise<Kernel> {
   return load('js')
 }
 
+/** The fastest reduction without a group, of arrays of any number of ranks: that of WebAssembly, or else of JavaScript. */
+export async function loadReduce(): Promise<Reduce> {
+  return loadWasmKernel().catch(() => jsKernel)
+}
+
 async function load(name: KernelName): Promise<Kernel> {
   switch (name) {
     case 'native':
