@@ -47,8 +47,8 @@ export class StepwiseExchange implements Exchange {
   async allReduce(turn: Turn, dtype: DType, op: ReduceOp, arrays: readonly TensorData[]): Promise<void> {
     const run = new ByteRun(arrays.map(bytesOf))
     const { slotBytes, worldSize } = this.#arena
-    if (run.byteLength <= Math.min(DIRECT_BYTES / (worldSize - 1), slotBytes))
-      await this.#reduceDirect(turn, dtype, op, run)
+    const limit = Math.min(Math.floor(DIRECT_BYTES / (worldSize - 1)), slotBytes)
+    if (worldSize === 2 || run.byteLength <= limit) await this.#reduceDirect(turn, dtype, op, run)
     else await this.#reduceStriped(turn, dtype, op, run)
   }
 
