@@ -124,15 +124,25 @@ status_t group_barrier(group_t *group) {
   return status;
 }
 
-// Every rank gives all ranks everything, and each reduces all of it: one meeting.
-static status_t all_reduce_direct(group_t *group, dtype_t dtype, reduce_op_t op, run_t run, size_t bytes) {
-  if (group->step == 0) {
-    if (!group->meeting) copy_in(run, 0, bytes, slot_of(group, 0, group->rank));
+// Every rank gives all ranks everything, and each reduces all of it.
+static status_t all_reduce_direct(group_t *group, dtype_t dtype, reduce_op_t op, run_t run, size_t total) {
+  size_t chunk_bytes = group->slot_bytes;
+  size_t chunks = chunks_of(total, chunk_bytes);
+  for (;;) {
+    size_t step = group->step;
+    if (!group->meeting) {
+      if (step >= 1 && step <= chunks) {
+        size_t start = (step - 1) * chunk_bytes;
+        reduce_run((contributions_t){group, dtype, op, step - 1, 0}, run, start, smaller(chunk_bytes, total - start), NULL);
+      }
+      if (step >= larger(chunks, 1)) break;
+      size_t start = smaller(step * chunk_bytes, total);
+      copy_in(run, start, smaller(chunk_bytes, total - start), slot_of(group, step, group->rank));
+    }
     status_t status = end_step(group);
     if (status != DONE) return status;
   }
-  reduce_run((contributions_t){group, dtype, op, 0, 0}, run, 0, bytes, NULL);
-  finish(group, 1);
+  finish(group, chunks);
   return DONE;
 }
 
@@ -210,7 +220,8 @@ status_t group_all_reduce(group_t *group, dtype_t dtype, reduce_op_t op, const p
   enter(group);
   run_t run = {parts, count};
   size_t bytes = bytes_of(run);
-  bool direct = bytes <= smaller(DIRECT_BYTES / (group->world_size - 1), group->slot_bytes);
+  size_t limit = smaller((size_t)(DIRECT_BYTES / (group->world_size - 1)), group->slot_bytes);
+  bool direct = group->world_size == 2 || bytes <= limit;
   return direct ? all_reduce_direct(group, dtype, op, run, bytes) : all_reduce_striped(group, dtype, op, run, bytes);
 }
 

@@ -53,9 +53,13 @@ export class FailureDetector {
       .map(({ rank }) => rank)
       .filter((rank) => !left.includes(rank) && this.#arena.verdict(rank) === undefined)
 
-    if (died.length > 0) return lost(died, `the process of ${nameRanks(died)} has ended`)
-    if (verdicts[0] !== undefined) return verdicts[0]
-    if (left.length > 0) return lost(left, `${nameRanks(left)} left the group`)
+    // A rank may have arrived while this one looked, and then have left or ended, as it may.
+    const still = this.missing(phase)
+    const lateAndGone = died.filter((rank) => still.includes(rank))
+    const lateAndLeft = left.filter((rank) => still.includes(rank))
+    if (lateAndGone.length > 0) return lost(lateAndGone, `the process of ${nameRanks(lateAndGone)} has ended`)
+    if (still.length > 0 && verdicts[0] !== undefined) return verdicts[0]
+    if (lateAndLeft.length > 0) return lost(lateAndLeft, `${nameRanks(lateAndLeft)} left the group`)
     return undefined
   }
 

@@ -37,11 +37,11 @@ test('a rank that is ahead does not disturb one that still compares', async () =
 test('an error in the middle of an operation ends the group instead of leaving the others waiting', async () => {
   const [one, other] = ranks
   const waiting = one.run(barrier(1), undefined, (turn) => one.meet(turn))
-  const broken = () =>
+  const broken = (async () =>
     other.run(barrier(1), undefined, () => {
       throw new TypeError('detached')
-    })
-  expect(broken).toThrow(TypeError)
+    }))()
+  await expect(broken).rejects.toThrow(TypeError)
   await expect(waiting).rejects.toMatchObject({ code: 'RANK_LOST', actual: { ranks: [1] } })
   await expect(waiting).rejects.toThrow('rank 1 failed: detached')
 })
