@@ -2,7 +2,7 @@
 import { mkdtemp, readFile, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { install, pnpm, requireNode, run } from './workspace.mjs'
+import { buildNative, install, pnpm, requireNode, run } from './workspace.mjs'
 
 const CHECKS = [
   ['format and lint', 'biome', ['check', '--error-on-warnings', '.']],
@@ -15,6 +15,7 @@ const CHECKS = [
 
 requireNode()
 await install()
+await buildNative()
 const failed = []
 for (const [name, command, args] of CHECKS) {
   const { code, output, seconds, interrupted } = await run(command, args, { capture: true })

@@ -39,6 +39,12 @@ export async function build(filter) {
   )
 }
 
+/** Compiles what is native, where there is a C compiler; says in one line what came of it, unless that has been done. */
+export async function buildNative() {
+  const { code } = await run(process.execPath, ['packages/collectives-local/native/build.mjs'])
+  if (code !== 0) process.exit(code)
+}
+
 /** pnpm copies the lockfile into node_modules when an install is complete: the same text means the same dependencies. */
 async function isInstalled() {
   const [wanted, installed] = await Promise.all(

@@ -1,4 +1,5 @@
-import { type DType, RankwiseError, type TensorData, viewAs } from '@rankwise/core'
+import { randomInt } from 'node:crypto'
+import { RankwiseError, viewAs } from '@rankwise/core'
 import type { Native } from './native.ts'
 import { OPERATION_WORDS } from './operation.ts'
 import { SharedMemory } from './shared-memory.ts'
@@ -50,7 +51,7 @@ const decoder = new TextDecoder()
  *     page 1 + r   rank r: phases it has reached, its standing, its operation (two, taking turns), its verdict
  *     then         two halves of one slot per rank, `slotBytes` each, for the data
  *
- * Pages that are never written take no memory.
+ * The native kernel has the same layout (native/meeting.c, native/group.c).
  */
 export class Arena {
   readonly worldSize: number
@@ -58,7 +59,8 @@ export class Arena {
   readonly #native: Native
   readonly #memory: SharedMemory
   readonly #slotsStart: number
-  readonly #views = new Map<DType, TensorData>()
+  /** Both operations of every rank: making the views anew would take as long as the rest of a small operation. */
+  #operations: readonly [Int32Array, Int32Array][]
   #bytes: Uint8Array
   #words: Int32Array
 
@@ -70,6 +72,10 @@ export class Arena {
     this.#slotsStart = PAGE * (1 + worldSize)
     this.#bytes = memory.bytes
     this.#words = viewAs('int32', memory.bytes)
+    this.#operations = Array.from({ length: worldSize }, (_, rank) => [
+      this.#operationWords(rank, 0),
+      this.#operationWords(rank, 1),
+    ])
   }
 
   /** Rank 0 makes the arena. */
@@ -112,7 +118,7 @@ export class Arena {
   destroy(): void {
     this.#bytes = new Uint8Array(0)
     this.#words = new Int32Array(0)
-    this.#views.clear()
+    this.#operations = []
     this.#memory.unmap()
   }
 
@@ -120,6 +126,14 @@ export class Arena {
   arrive(rank: number, phase: number): void {
     Atomics.store(this.#words, this.#page(rank) + PHASE, phase)
     if (this.allArrived(phase)) this.wake()
+  }
+
+  /**
+   * Takes back that `rank` has reached `phase`, because it gave up waiting for the others there: a rank that comes later
+   * must not go on as if all had met.
+   */
+  retract(rank: number, phase: number): void {
+    Atomics.store(this.#words, this.#page(rank) + PHASE, (phase - 1) | 0)
   }
 
   allArrived(phase: number): boolean {
@@ -155,8 +169,9 @@ export class Arena {
 
   /** The encoded operation of `rank`; ranks take turns between two, so that none is overwritten while it is compared. */
   operation(rank: number, half: Half): Int32Array {
-    const start = this.#page(rank) + OPERATION[half]
-    return this.#words.subarray(start, start + OPERATION_WORDS)
+    const operations = this.#operations[rank]
+    if (operations === undefined) throw new RangeError(`no rank ${rank}, or no arena any more`)
+    return operations[half]
   }
 
   /** Tells the others that `rank` is gone for good, on its own will. */
@@ -196,19 +211,19 @@ export class Arena {
     return this.#bytes
   }
 
-  /** The whole arena as elements of `dtype`. */
-  view(dtype: DType): TensorData {
-    let view = this.#views.get(dtype)
-    if (view === undefined) {
-      view = viewAs(dtype, this.#bytes)
-      this.#views.set(dtype, view)
-    }
-    return view
+  #operationWords(rank: number, half: Half): Int32Array {
+    const start = this.#page(rank) + OPERATION[half]
+    return this.#words.subarray(start, start + OPERATION_WORDS)
   }
 
   #page(rank: number): number {
     return ((1 + rank) * PAGE) / 4
   }
+}
+
+/** A number that no other arena has. */
+export function newNonce(): number {
+  return randomInt(1, 2 ** 31)
 }
 
 function arenaBytes(worldSize: number, slotBytes: number): number {

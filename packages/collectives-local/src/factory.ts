@@ -1,11 +1,11 @@
-import { randomInt } from 'node:crypto'
 import { setTimeout } from 'node:timers/promises'
-import { type Collectives, type EnvironmentRendezvous, openStore, RankwiseError, type Store } from '@rankwise/core'
-import { Arena } from './arena.ts'
-import { FailureDetector, type Member } from './failure-detector.ts'
+import { type EnvironmentRendezvous, openStore, RankwiseError, type Store } from '@rankwise/core'
+import { Arena, newNonce } from './arena.ts'
+import type { Member } from './failure-detector.ts'
 import { hostGroup, joinGroup } from './join.ts'
-import { CACHE_LINE, LocalCollectives } from './local-collectives.ts'
-import { Lockstep } from './lockstep.ts'
+import { type KernelName, loadKernel } from './kernel.ts'
+import { LocalCollectives } from './local-collectives.ts'
+import type { LocalGroup } from './local-group.ts'
 import { loadNative, type Native } from './native.ts'
 import { type ProcessState, processState } from './process-state.ts'
 import { SingleRankCollectives } from './single-rank-collectives.ts'
@@ -13,8 +13,8 @@ import { SingleRankCollectives } from './single-rank-collectives.ts'
 /** Options of a group; the defaults suit most. */
 export interface LocalCollectivesOptions {
   /**
-   * Bytes of a tensor that are exchanged at a time; rank 0 decides for all. The group takes up to
-   * `2 * worldSize * slotBytes` of memory. A multiple of 64 from `64 * worldSize` to 2^28. @default 4194304
+   * Bytes of a tensor that are exchanged at a time; rank 0 decides for all. The group takes
+   * `2 * worldSize * slotBytes` of memory, at once. A multiple of 64 from `64 * worldSize` to 2^28. @default 4194304
    */
   readonly slotBytes?: number
   /**
@@ -22,11 +22,20 @@ export interface LocalCollectivesOptions {
    * It is not closed. @default a store of their own, at the address of the rendezvous
    */
   readonly store?: Store
+  /**
+   * What reduces: `native`, compiled C; `wasm`, WebAssembly with SIMD; `js`; or the first of them that works here. The
+   * results are the same, bit for bit. A kernel that is asked for by name is used or refused. @default 'auto'
+   */
+  readonly kernel?: KernelName | 'auto'
 }
 
+/** Slots have at least a cache line for each rank. */
+const CACHE_LINE = 64
+
 /**
- * Larger slots need fewer meetings, which are slow when other processes want the cores. Measured with 2 ranks on 2 busy
- * cores, 16 MB take 80 ms in slots of 64 KiB, and about 16 ms in slots of 1, 4 and 16 MiB.
+ * Larger slots need fewer meetings, which are slow when other processes want the cores. Measured with 2 ranks, native: on
+ * 2 busy cores, 16 MiB take 28 ms in slots of 256 KiB, 13 ms in 1 MiB, 8 ms in 2 and 4 MiB; on quiet ones, 1 MiB takes
+ * 121 to 127 us in slots from 128 KiB to 4 MiB.
  */
 const SLOT_BYTES = 2 ** 22
 const MAX_SLOT_BYTES = 2 ** 28
@@ -38,22 +47,22 @@ const FAREWELL_MS = 500
  * Joins ranks of one machine over shared memory. Groups of one rank work on every platform and open nothing.
  *
  * @throws RankwiseError `TRANSPORT_UNSUPPORTED` when ranks cannot share memory here, `SHARED_MEMORY` when the system
- * refuses it, `SLOT_BYTES`, `RENDEZVOUS_TIMEOUT`, `RENDEZVOUS_ADDRESS`, `RENDEZVOUS_REFUSED` or `RANK_LOST` when the ranks do not
+ * refuses it or is short of memory, `KERNEL_UNAVAILABLE`, `KERNEL_UNKNOWN`, `SLOT_BYTES`, `RENDEZVOUS_TIMEOUT`, `RENDEZVOUS_ADDRESS`, `RENDEZVOUS_REFUSED` or `RANK_LOST` when the ranks do not
  * find each other
  */
 export async function localCollectives(
   rendezvous: EnvironmentRendezvous,
-  { slotBytes = SLOT_BYTES, store }: LocalCollectivesOptions = {},
-): Promise<Collectives> {
+  { slotBytes = SLOT_BYTES, kernel: choice = 'auto', store }: LocalCollectivesOptions = {},
+): Promise<LocalGroup> {
   const { rank, worldSize, localWorldSize, timeoutMs } = rendezvous
-  if (worldSize === 1) return new SingleRankCollectives()
+  const kernel = await loadKernel(choice)
+  if (worldSize === 1) return new SingleRankCollectives(kernel.name)
   if (localWorldSize !== worldSize) throw severalMachines(worldSize, localWorldSize)
   requireSlotBytes(slotBytes, worldSize)
 
   const native = await loadNative()
   const { arena, members } = await meet(native, rendezvous, slotBytes, store)
-  const lockstep = new Lockstep(arena, new FailureDetector(arena, members, rank), rank, timeoutMs)
-  return new LocalCollectives(arena, lockstep, rank)
+  return new LocalCollectives({ native, kernel, members, rank, timeoutMs, label: '' }, arena)
 }
 
 async function meet(native: Native, rendezvous: EnvironmentRendezvous, slotBytes: number, given: Store | undefined) {
@@ -76,7 +85,7 @@ async function meet(native: Native, rendezvous: EnvironmentRendezvous, slotBytes
 }
 
 async function host(native: Native, store: Store, rendezvous: EnvironmentRendezvous, slotBytes: number) {
-  const nonce = randomInt(1, 2 ** 31)
+  const nonce = newNonce()
   const arena = Arena.create(native, rendezvous.worldSize, slotBytes, nonce)
   try {
     const members = await hostGroup(store, rendezvous, self(0), arena.location(nonce))

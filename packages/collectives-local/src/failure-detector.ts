@@ -25,6 +25,12 @@ export class FailureDetector {
     return this.#missingPeers(phase).map(({ rank }) => rank)
   }
 
+  /** Ranks that have not reached `phase` because their processes are stopped, as by SIGSTOP or a debugger. */
+  stopped(phase: number): number[] {
+    const states = this.#missingPeers(phase).map(({ rank, pid }) => ({ rank, state: processState(pid)?.state }))
+    return states.filter(({ state }) => state === 'T' || state === 't').map(({ rank }) => rank)
+  }
+
   /** The missing ranks and what their processes do: `rank 1 (process 4711, state T)`. */
   describeMissing(phase: number): string {
     return this.#missingPeers(phase)
@@ -47,9 +53,13 @@ export class FailureDetector {
       .map(({ rank }) => rank)
       .filter((rank) => !left.includes(rank) && this.#arena.verdict(rank) === undefined)
 
-    if (died.length > 0) return lost(died, `the process of ${nameRanks(died)} has ended`)
-    if (verdicts[0] !== undefined) return verdicts[0]
-    if (left.length > 0) return lost(left, `${nameRanks(left)} left the group`)
+    // A rank may have arrived while this one looked, and then have left or ended, as it may.
+    const still = this.missing(phase)
+    const lateAndGone = died.filter((rank) => still.includes(rank))
+    const lateAndLeft = left.filter((rank) => still.includes(rank))
+    if (lateAndGone.length > 0) return lost(lateAndGone, `the process of ${nameRanks(lateAndGone)} has ended`)
+    if (still.length > 0 && verdicts[0] !== undefined) return verdicts[0]
+    if (lateAndLeft.length > 0) return lost(lateAndLeft, `${nameRanks(lateAndLeft)} left the group`)
     return undefined
   }
 

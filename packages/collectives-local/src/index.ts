@@ -2,5 +2,8 @@ import { registerCollectives } from '@rankwise/core'
 import { localCollectives } from './factory.ts'
 
 export { type LocalCollectivesOptions, localCollectives } from './factory.ts'
+export type { KernelName } from './kernel.ts'
+export type { LocalGroup } from './local-group.ts'
+export { SharedTensor } from './shared-tensor.ts'
 
 registerCollectives('local', localCollectives)

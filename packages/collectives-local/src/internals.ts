@@ -1,6 +1,7 @@
 // What the collectives packages share beside the public interface: how an operation is checked and described, how
-// tensors are packed and reduced in rank order, how a failure becomes an error, and shared memory. No stable API.
+// tensors are reduced in rank order, how a failure becomes an error, and shared memory. No stable API.
 export { type Failure, failureError, nameRanks } from './failure.ts'
+export { loadReduce, type Reduce } from './kernel.ts'
 export { loadNative, type Native } from './native.ts'
 export {
   describeEncoded,
@@ -10,6 +11,4 @@ export {
   type Operation,
   requireValid,
 } from './operation.ts'
-export { bytesOf, PackedTensors, packByDtype } from './packed-tensors.ts'
-export { reduce } from './reduce.ts'
 export { SharedMemory } from './shared-memory.ts'

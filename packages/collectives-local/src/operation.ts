@@ -1,6 +1,6 @@
-import { type DType, RankwiseError, type ReduceOp, sizeOf, type Tensor } from '@rankwise/core'
+import { type DType, RankwiseError, type ReduceOp, type Shape, sizeOf } from '@rankwise/core'
 
-const KINDS = ['allReduce', 'allGather', 'reduceScatter', 'broadcast', 'barrier'] as const
+const KINDS = ['allReduce', 'allGather', 'reduceScatter', 'broadcast', 'barrier', 'allocate', 'newGroup'] as const
 const REDUCE_OPS: readonly ReduceOp[] = ['sum', 'max', 'min']
 const DTYPES: readonly DType[] = [
   'float64',
@@ -20,8 +20,23 @@ const REDUCIBLE_DTYPES: readonly DType[] = ['float32', 'float64', 'float16', 'bf
 
 type OperationKind = (typeof KINDS)[number]
 
-/** Number of 32-bit words of an encoded operation. */
-export const OPERATION_WORDS = 8
+/** Number of 32-bit words of an encoded operation; the same number is in native/meeting.c. */
+export const OPERATION_WORDS = 9
+
+/** What ranks compare of a tensor. */
+export interface TensorLayout {
+  readonly dtype: DType
+  readonly shape: Shape
+  readonly byteLength: number
+}
+
+/** Where a tensor lies in memory that all ranks share. */
+export interface SharedPlace {
+  /** Counts the allocations of the group from 1. */
+  readonly allocation: number
+  /** From the start of the allocation, in bytes. */
+  readonly offset: number
+}
 
 /** One call of a collective, as this rank made it; ranks compare theirs before any data moves. */
 export interface Operation {
@@ -31,7 +46,11 @@ export interface Operation {
   readonly reduceOp?: ReduceOp | undefined
   /** Rank that a broadcast starts from. */
   readonly source?: number | undefined
-  readonly tensors: readonly Tensor[]
+  readonly tensors: readonly TensorLayout[]
+  /** Where those tensors lie that are reduced in place, in the order of `tensors`. */
+  readonly places?: readonly SharedPlace[] | undefined
+  /** Ranks of the group that `newGroup` makes. */
+  readonly members?: readonly number[] | undefined
 }
 
 /** The part of an operation that all ranks must agree on. */
@@ -44,22 +63,26 @@ interface Fingerprint {
   readonly dtype: DType | undefined
   readonly tensors: number
   readonly bytes: number
-  /** Hash of all dtypes and shapes. */
+  /** Hash of all dtypes and shapes, or of the members of a new group. */
   readonly layout: number
+  /** Hash of the places in shared memory; 0 when no tensor is reduced in place. */
+  readonly places: number
 }
 
 /** Writes what peers compare: two operations match when all {@link OPERATION_WORDS} words are equal. */
 export function encodeOperation(operation: Operation, words: Int32Array): void {
-  const { sequence, kind, reduceOp, source, tensors } = operation
-  const bytes = tensors.reduce((sum, tensor) => sum + tensor.byteLength, 0)
+  const { sequence, kind, reduceOp, source, tensors, places, members } = operation
+  let bytes = 0
+  for (const { byteLength } of tensors) bytes += byteLength
   words[0] = sequence
   words[1] = KINDS.indexOf(kind)
-  words[2] = reduceOp === undefined ? (source ?? -1) : REDUCE_OPS.indexOf(reduceOp)
+  words[2] = reduceOp === undefined ? (source ?? members?.length ?? -1) : REDUCE_OPS.indexOf(reduceOp)
   words[3] = commonDtype(tensors)
   words[4] = tensors.length
   words[5] = bytes
   words[6] = bytes / 2 ** 32
-  words[7] = layoutHash(tensors)
+  words[7] = members === undefined ? layoutHash(tensors) : hashOf(members)
+  words[8] = places === undefined || places.length === 0 ? 0 : placesHash(places)
 }
 
 /** How an operation reads in a message: `allReduce #12 (sum, 2 x float32, 4096 bytes, layout 1f00aa42)`. */
@@ -71,17 +94,19 @@ export function describeOperation(operation: Operation): string {
 
 /** As {@link describeOperation}, of an encoded operation. */
 export function describeEncoded(words: Int32Array): string {
-  const { sequence, kind, detail, dtype, tensors, bytes, layout } = decode(words)
+  const { sequence, kind, detail, dtype, tensors, bytes, layout, places } = decode(words)
   const details = [detail]
   if (tensors > 0) {
     details.push(`${tensors} x ${dtype ?? 'mixed dtypes'}`, `${bytes} bytes`, `layout ${layout.toString(16)}`)
   }
+  if (kind === 'newGroup') details.push(`members ${layout.toString(16)}`)
+  if (places !== 0) details.push(`in shared memory, place ${places.toString(16)}`)
   const text = details.filter((part) => part !== '').join(', ')
   return text === '' ? `${kind} #${sequence}` : `${kind} #${sequence} (${text})`
 }
 
 function decode(words: Int32Array): Fingerprint {
-  const [sequence, kindIndex, detail, dtype, tensors, low, high, layout] = [...words] as EncodedOperation
+  const [sequence, kindIndex, detail, dtype, tensors, low, high, layout, places] = [...words] as EncodedOperation
   const kind = KINDS[kindIndex] as OperationKind
   return {
     sequence,
@@ -91,42 +116,55 @@ function decode(words: Int32Array): Fingerprint {
     tensors,
     bytes: high * 2 ** 32 + (low >>> 0),
     layout: layout >>> 0,
+    places: places >>> 0,
   }
 }
 
-type EncodedOperation = [number, number, number, number, number, number, number, number]
+type EncodedOperation = [number, number, number, number, number, number, number, number, number]
 
 function describeDetail(kind: OperationKind, detail: number): string {
   if (kind === 'broadcast') return `from rank ${detail}`
+  if (kind === 'newGroup') return `${detail} ranks`
   return kind === 'allReduce' || kind === 'reduceScatter' ? (REDUCE_OPS[detail] as string) : ''
 }
 
-function commonDtype(tensors: readonly Tensor[]): number {
+function commonDtype(tensors: readonly TensorLayout[]): number {
   const [first] = tensors
   return first !== undefined && tensors.every(({ dtype }) => dtype === first.dtype) ? DTYPES.indexOf(first.dtype) : -1
 }
 
-/** FNV-1a over the dtype and the shape of every tensor. */
-function layoutHash(tensors: readonly Tensor[]): number {
-  let hash = 0x811c9dc5
-  const add = (value: number) => {
-    hash = Math.imul(hash ^ value, 0x01000193)
-  }
+// FNV-1a, a word at a time.
+const HASH_START = 0x811c9dc5
+const hashWith = (hash: number, value: number) => Math.imul(hash ^ value, 0x01000193)
+
+/** Over the dtype and the shape of every tensor. */
+function layoutHash(tensors: readonly TensorLayout[]): number {
+  let hash = HASH_START
   for (const { dtype, shape } of tensors) {
-    add(DTYPES.indexOf(dtype))
-    add(shape.length)
-    for (const size of shape) add(size)
+    hash = hashWith(hashWith(hash, DTYPES.indexOf(dtype)), shape.length)
+    for (const size of shape) hash = hashWith(hash, size)
   }
   return hash
+}
+
+function hashOf(numbers: readonly number[]): number {
+  return numbers.reduce(hashWith, HASH_START)
+}
+
+/** Never 0, which stands for no place. */
+function placesHash(places: readonly SharedPlace[]): number {
+  return hashOf(places.flatMap(({ allocation, offset }) => [allocation, offset])) || 1
 }
 
 /**
  * Refuses arguments that no rank could run.
  *
- * @throws RankwiseError `COLLECTIVE_DTYPE`, `COLLECTIVE_SHAPE`, `COLLECTIVE_OP`, `COLLECTIVE_SOURCE`.
+ * @throws RankwiseError `COLLECTIVE_DTYPE`, `COLLECTIVE_SHAPE`, `COLLECTIVE_OP`, `COLLECTIVE_SOURCE`, `GROUP_RANKS`.
  */
 export function requireValid(operation: Operation, worldSize: number): void {
-  const { kind, reduceOp, source, tensors } = operation
+  const { kind, reduceOp, source, tensors, members } = operation
+  if (members !== undefined) requireMembers(operation, members, worldSize)
+  if (kind === 'allocate') for (const tensor of tensors) requireSizes(operation, tensor)
   if (reduceOp !== undefined) requireReducible(operation, reduceOp)
   if (kind === 'allGather' || kind === 'reduceScatter') {
     for (const tensor of tensors) requireRows(operation, tensor, kind === 'reduceScatter' ? worldSize : 1)
@@ -148,8 +186,9 @@ function requireReducible(operation: Operation, reduceOp: ReduceOp): void {
       rule: `op is one of ${REDUCE_OPS.join(', ')}`,
     })
   }
-  for (const [index, { dtype }] of operation.tensors.entries()) {
-    if (REDUCIBLE_DTYPES.includes(dtype)) continue
+  const index = operation.tensors.findIndex(({ dtype }) => !REDUCIBLE_DTYPES.includes(dtype))
+  if (index >= 0) {
+    const { dtype } = operation.tensors[index] as TensorLayout
     throw new RankwiseError('COLLECTIVE_DTYPE', 'tensors of this dtype cannot be reduced', {
       where: where(operation),
       actual: { tensor: index, dtype },
@@ -159,13 +198,39 @@ function requireReducible(operation: Operation, reduceOp: ReduceOp): void {
   }
 }
 
-function requireRows(operation: Operation, { shape }: Tensor, divisor: number): void {
+function requireRows(operation: Operation, { shape }: TensorLayout, divisor: number): void {
   const [rows] = shape
   if (rows !== undefined && rows % divisor === 0) return
   throw new RankwiseError('COLLECTIVE_SHAPE', 'dim 0 cannot be shared between the ranks', {
     where: where(operation),
     actual: { shape, elements: sizeOf(shape), ...(divisor > 1 ? { worldSize: divisor } : {}) },
     rule: divisor > 1 ? 'dim 0 is divisible by worldSize' : 'the tensor has at least one dimension',
+  })
+}
+
+function requireSizes(operation: Operation, { dtype, shape }: TensorLayout): void {
+  if (!DTYPES.includes(dtype)) {
+    throw new RankwiseError('COLLECTIVE_DTYPE', 'the dtype is unknown', {
+      where: where(operation),
+      actual: { dtype },
+      rule: `dtype is one of ${DTYPES.join(', ')}`,
+    })
+  }
+  if (shape.every((size) => Number.isInteger(size) && size >= 0)) return
+  throw new RankwiseError('COLLECTIVE_SHAPE', 'the shape is none', {
+    where: where(operation),
+    actual: { shape },
+    rule: 'sizes are integers from 0',
+  })
+}
+
+function requireMembers(operation: Operation, members: readonly number[], worldSize: number): void {
+  const valid = members.every((rank) => Number.isInteger(rank) && rank >= 0 && rank < worldSize)
+  if (valid && members.length > 0 && new Set(members).size === members.length) return
+  throw new RankwiseError('GROUP_RANKS', 'a group cannot have these ranks', {
+    where: where(operation),
+    actual: { ranks: members, worldSize },
+    rule: 'at least one rank, from 0 to worldSize - 1, each once',
   })
 }
 

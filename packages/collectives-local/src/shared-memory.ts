@@ -1,5 +1,6 @@
 import { closeSync, fstatSync, ftruncateSync, openSync } from 'node:fs'
 import { RankwiseError } from '@rankwise/core'
+import { requireAvailable } from './available-memory.ts'
 import type { Native } from './native.ts'
 
 // `koffi.view` aborts the process beyond 4 GiB.
@@ -23,12 +24,19 @@ export class SharedMemory {
     this.bytes = new Uint8Array(native.view(this.address, byteLength))
   }
 
-  /** @throws RankwiseError `SHARED_MEMORY` when the system refuses it. */
+  /**
+   * Takes all of the memory at once: what is missing later would end the process with SIGBUS, or have the kernel choose
+   * a process to kill.
+   *
+   * @throws RankwiseError `SHARED_MEMORY` when there is not enough, or the system refuses it.
+   */
   static create(native: Native, byteLength: number): SharedMemory {
     requireSize(byteLength)
     const descriptor = native.createMemory()
     return SharedMemory.#owning(descriptor, () => {
       ftruncateSync(descriptor, byteLength)
+      requireAvailable(byteLength)
+      native.reserve(descriptor, byteLength)
       return new SharedMemory(native, descriptor, byteLength)
     })
   }
@@ -67,6 +75,20 @@ export class SharedMemory {
   closeDescriptor(): void {
     if (this.#descriptor !== undefined) closeSync(this.#descriptor)
     this.#descriptor = undefined
+  }
+
+  /**
+   * Gives the memory back, but keeps its addresses: what reads or writes a view of it after this gets private memory of
+   * zeros. {@link unmap} frees the addresses, when no view is left.
+   */
+  detach(): void {
+    this.closeDescriptor()
+    if (this.#mapped) this.#native.replace(this.address, this.bytes.byteLength)
+  }
+
+  /** A view of part of the memory. */
+  view(offset: number, bytes: number): ArrayBuffer {
+    return this.#native.view(this.address + BigInt(offset), bytes)
   }
 
   /** Frees everything. Reading or writing a view of the memory after this crashes the process. */

@@ -1,14 +1,31 @@
-import type { CollectiveOptions, Collectives, ReduceOp, Tensor } from '@rankwise/core'
+import {
+  allocate,
+  byteSizeOf,
+  type CollectiveOptions,
+  type DType,
+  type ReduceOp,
+  type Shape,
+  sizeOf,
+  type Tensor,
+} from '@rankwise/core'
 import { type Failure, failureError } from './failure.ts'
+import type { KernelName } from './kernel.ts'
+import type { LocalGroup } from './local-group.ts'
 import { describeOperation, type Operation, requireValid } from './operation.ts'
+import { SharedTensor } from './shared-tensor.ts'
 
 /** Collectives of a group of one: they check their arguments and have nothing to exchange. Works on every platform. */
-export class SingleRankCollectives implements Collectives {
+export class SingleRankCollectives implements LocalGroup {
   readonly name = 'local'
   readonly rank = 0
   readonly worldSize = 1
+  readonly kernel: KernelName
   #sequence = 0
   #failure: Failure | undefined
+
+  constructor(kernel: KernelName) {
+    this.kernel = kernel
+  }
 
   async allReduce(
     tensors: readonly Tensor[],
@@ -39,6 +56,21 @@ export class SingleRankCollectives implements Collectives {
 
   async barrier({ signal }: CollectiveOptions = {}): Promise<void> {
     this.#check({ kind: 'barrier', tensors: [] }, signal)
+  }
+
+  async allocate<D extends DType>(
+    dtype: D,
+    shape: Shape,
+    { signal }: CollectiveOptions = {},
+  ): Promise<SharedTensor<D>> {
+    this.#check({ kind: 'allocate', tensors: [{ dtype, shape, byteLength: byteSizeOf(shape, dtype) }] }, signal)
+    // Nobody shares it: it is memory like any other, and nothing has to be given back.
+    return new SharedTensor(dtype, shape, allocate(dtype, sizeOf(shape)), () => {})
+  }
+
+  async newGroup(ranks: readonly number[], { signal }: CollectiveOptions = {}): Promise<LocalGroup | undefined> {
+    this.#check({ kind: 'newGroup', members: ranks, tensors: [] }, signal)
+    return new SingleRankCollectives(this.kernel)
   }
 
   abort(reason: Error): void {

@@ -141,9 +141,9 @@ describe('a rank that does not come in time', () => {
     expect(replies.map(({ error }) => error?.actual?.missing)).toContain(state)
     for (const { error, ms } of replies) {
       expect(error).toMatchObject({ code: 'COLLECTIVE_TIMEOUT', actual: { ranks: [1] } })
-      expect(error?.message).toMatch(/rank 1 did not arrive at allReduce #1 in time/)
+      expect(error?.message).toMatch(/rank 1 did not arrive at allReduce #1 in time: the process of rank 1 is stopped/)
       expect(ms).toBeGreaterThan(400)
-      expect(ms).toBeLessThan(600 + NOTICE_MS)
+      expect(ms).toBeLessThan(600 + 1_000)
     }
     const late = run(1)
     ranks.kill(1, 'SIGCONT')

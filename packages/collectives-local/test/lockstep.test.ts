@@ -1,5 +1,6 @@
 import { afterEach, beforeEach, expect, test } from 'vitest'
 import { Arena } from '../src/arena.ts'
+import { newCursor } from '../src/cursor.ts'
 import { FailureDetector, type Member } from '../src/failure-detector.ts'
 import { Lockstep } from '../src/lockstep.ts'
 import { loadNative } from '../src/native.ts'
@@ -14,7 +15,8 @@ beforeEach(async () => {
   arena = Arena.create(await loadNative(), 2, 4096, 1)
   const { startTime } = processState(process.pid) as ProcessState
   const members: Member[] = [0, 1].map((rank) => ({ rank, pid: process.pid, startTime }))
-  const lockstep = (rank: number) => new Lockstep(arena, new FailureDetector(arena, members, rank), rank, 5_000)
+  const lockstep = (rank: number) =>
+    new Lockstep(arena, new FailureDetector(arena, members, rank), newCursor(), { rank, timeoutMs: 5_000 })
   ranks = [lockstep(0), lockstep(1)]
 })
 afterEach(() => arena.destroy())
@@ -35,9 +37,10 @@ test('a rank that is ahead does not disturb one that still compares', async () =
 test('an error in the middle of an operation ends the group instead of leaving the others waiting', async () => {
   const [one, other] = ranks
   const waiting = one.run(barrier(1), undefined, (turn) => one.meet(turn))
-  const broken = other.run(barrier(1), undefined, () => {
-    throw new TypeError('detached')
-  })
+  const broken = (async () =>
+    other.run(barrier(1), undefined, () => {
+      throw new TypeError('detached')
+    }))()
   await expect(broken).rejects.toThrow(TypeError)
   await expect(waiting).rejects.toMatchObject({ code: 'RANK_LOST', actual: { ranks: [1] } })
   await expect(waiting).rejects.toThrow('rank 1 failed: detached')

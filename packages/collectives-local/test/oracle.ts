@@ -36,6 +36,8 @@ const COMBINE: Record<ReduceOp, (a: number, b: number) => number> = {
 
 /** Reduces the contributions element by element, in the order given. */
 export function reduceSequentially(dtype: DType, op: ReduceOp, contributions: readonly Uint8Array[]): Uint8Array {
+  // One rank alone keeps what it has, whatever NaN that is.
+  if (contributions.length === 1) return contributions[0] as Uint8Array
   const { read, round, write } = ARITHMETIC[dtype] as Arithmetic
   const arrays = contributions.map((bytes) => viewAs(dtype, bytes))
   const result = viewAs(dtype, new Uint8Array((contributions[0] as Uint8Array).length)) as Float64Array
@@ -43,28 +45,19 @@ export function reduceSequentially(dtype: DType, op: ReduceOp, contributions: re
   for (let i = 0; i < result.length; i++) {
     let combined = read(first[i] as number)
     for (const array of rest) combined = round(COMBINE[op](combined, read(array[i] as number)))
-    result[i] = write(combined)
+    // Every kernel writes the same NaN: the one without sign and payload.
+    result[i] = write(Number.isNaN(combined) ? Number.NaN : combined)
   }
   return new Uint8Array(result.buffer)
 }
 
-/** Index of the first element that differs; any NaN equals any other, everything else is compared bit by bit. */
+/** Index of the first element that differs in any bit. */
 export function firstDifference(dtype: DType, actual: Uint8Array, expected: Uint8Array): number | undefined {
-  if (actual.length !== expected.length) return Math.min(actual.length, expected.length) / itemSize(dtype)
-  const [a, b] = [viewAs(dtype, actual), viewAs(dtype, expected)]
-  for (let i = 0; i < a.length; i++) {
-    if (!sameElement(dtype, a[i] as number, b[i] as number)) return i
-  }
-  return undefined
-}
-
-function sameElement(dtype: DType, a: number, b: number): boolean {
-  if (Object.is(a, b)) return true
-  if (dtype === 'bfloat16' || dtype === 'float16') {
-    const { read } = ARITHMETIC[dtype] as Arithmetic
-    return Number.isNaN(read(a)) && Number.isNaN(read(b))
-  }
-  return false
+  if (Buffer.compare(actual, expected) === 0) return undefined
+  const length = Math.min(actual.length, expected.length)
+  let byte = 0
+  while (byte < length && actual[byte] === expected[byte]) byte++
+  return Math.floor(byte / itemSize(dtype))
 }
 
 /** Small and large, exact and inexact, with every special value now and then; the same for the same seed. */
@@ -89,7 +82,7 @@ function randomNumber(next: () => number): number {
   return (next() / 2 ** 31) * 2 ** (next() % 20)
 }
 
-function xorshift(seed: number): () => number {
+export function xorshift(seed: number): () => number {
   let state = Math.imul(seed + 1, 0x9e3779b1) | 1
   return () => {
     state ^= state << 13

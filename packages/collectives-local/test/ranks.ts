@@ -22,6 +22,10 @@ export type Command =
   | { do: 'init'; rendezvous: EnvironmentRendezvous; options: LocalCollectivesOptions }
   | { do: 'run'; call: Call }
   | { do: 'runAll'; calls: readonly Call[] }
+  | { do: 'random'; seed: number; count: number }
+  | { do: 'allocate'; elements: number }
+  | { do: 'newGroup'; ranks: readonly number[] }
+  | { do: 'kernel' | 'dispose' | 'reduceShared' | 'readShared' | 'untilFailure' }
   | { do: 'abort'; message: string }
   | { do: 'block'; ms: number }
   | { do: 'abortSignal' | 'held' | 'destroy' | 'finish' }
@@ -92,28 +96,34 @@ export class RankProcess {
 /** Processes that form one group after another. Every failure of any rank is reported with the rank. */
 export class Ranks implements AsyncDisposable {
   readonly processes: RankProcess[]
+  readonly #killed = new Set<RankProcess>()
 
   constructor(worldSize: number) {
     this.processes = Array.from({ length: worldSize }, () => new RankProcess())
   }
 
   /** Joins all ranks in a new group, after the last one is left and processes that ended are replaced. */
-  async init(options: GroupOptions = {}): Promise<void> {
+  async init(
+    options: GroupOptions = {},
+    optionsOf: (rank: number) => LocalCollectivesOptions = () => ({}),
+  ): Promise<void> {
     await this.ready()
     const port = await freePort()
     const { timeoutMs = 20_000, ...rest } = options
     await this.all((rank) => ({
       do: 'init',
       rendezvous: rendezvous(rank, this.processes.length, port, { timeoutMs }),
-      options: rest,
+      options: { ...rest, ...optionsOf(rank) },
     }))
   }
 
   /** Resolves when all processes run, in no group. */
   async ready(): Promise<void> {
-    for (const [rank, { child }] of this.processes.entries()) {
-      child.kill('SIGCONT')
-      if (!child.connected) this.processes[rank] = new RankProcess()
+    for (const [rank, process] of this.processes.entries()) {
+      process.child.kill('SIGCONT')
+      // A process that was killed may still look as if it could be spoken to.
+      if (this.#killed.has(process)) await process.exited
+      if (!process.child.connected) this.processes[rank] = new RankProcess()
     }
     await this.all(() => ({ do: 'destroy' }))
   }
@@ -136,7 +146,9 @@ export class Ranks implements AsyncDisposable {
   }
 
   kill(rank: number, signal: NodeJS.Signals): void {
-    this.processes[rank]?.child.kill(signal)
+    const process = this.processes[rank] as RankProcess
+    process.child.kill(signal)
+    if (signal === 'SIGKILL') this.#killed.add(process)
   }
 
   async [Symbol.asyncDispose](): Promise<void> {

@@ -1,6 +1,6 @@
 import { hostname } from 'node:os'
 import { localCollectives } from '@rankwise/collectives-local'
-import { type Failure, failureError } from '@rankwise/collectives-local/internals'
+import { type Failure, failureError, loadReduce } from '@rankwise/collectives-local/internals'
 import {
   type Collectives,
   type EnvironmentRendezvous,
@@ -102,7 +102,7 @@ async function joinConnected(connected: Connected): Promise<Collectives> {
     session = await MpiSession.join(machines, rank, state, chunkMemoryBytes(machines, chunkBytes))
     await state.ready()
     const shared = machines.ownRanks[0] === rank ? session : undefined
-    const leaders = shared && new Leaders(shared.process, machines.own, shared.leaders)
+    const leaders = shared && new Leaders(shared.process, machines.own, shared.leaders, await loadReduce())
     const memory = chunkMemory(machines, chunkBytes, shared && ((bytes) => shared.process.region(bytes)))
     return new MpiCollectives({ rank, machines, state, local, leaders, session, memory })
   } catch (error) {

@@ -1,5 +1,5 @@
 import { setImmediate } from 'node:timers/promises'
-import { reduce } from '@rankwise/collectives-local/internals'
+import type { Reduce } from '@rankwise/collectives-local/internals'
 import { type DType, itemSize, type ReduceOp, viewAs } from '@rankwise/core'
 import type { Region, Transfer } from './mailbox.ts'
 import type { MpiProcess } from './mpi-process.ts'
@@ -33,9 +33,11 @@ export class Leaders {
   readonly #own: number
   /** MPI's number of each leader. */
   readonly #peers: readonly number[]
+  readonly #reduceArrays: Reduce
 
-  constructor(mpi: MpiProcess, own: number, peers: readonly number[]) {
+  constructor(mpi: MpiProcess, own: number, peers: readonly number[], reduce: Reduce) {
     this.#mpi = mpi
+    this.#reduceArrays = reduce
     this.#machines = peers.length
     this.#own = own
     this.#peers = peers
@@ -91,17 +93,12 @@ export class Leaders {
     const itemBytes = itemSize(dtype)
     const [source, target] = [viewAs(dtype, chunk.contributions.bytes), viewAs(dtype, chunk.data.bytes)]
     const count = bytes / itemBytes
+    const targetStart = start / itemBytes
     let released = performance.now()
     for (let first = 0; first < count; first += PIECE) {
-      reduce(dtype, op, {
-        source,
-        first,
-        stride: count,
-        ranks: this.#machines,
-        target,
-        targetStart: start / itemBytes + first,
-        count: Math.min(PIECE, count - first),
-      })
+      const end = Math.min(first + PIECE, count)
+      const sources = this.#peers.map((_, machine) => source.subarray(machine * count + first, machine * count + end))
+      this.#reduceArrays(dtype, op, sources, target.subarray(targetStart + first, targetStart + end))
       if (performance.now() - released < HOLD_MS) continue
       await setImmediate()
       released = performance.now()

@@ -1,20 +1,20 @@
 import {
-  bytesOf,
   describeEncoded,
   encodeOperation,
   type Failure,
   OPERATION_WORDS,
   type Operation,
-  type PackedTensors,
-  packByDtype,
   requireValid,
 } from '@rankwise/collectives-local/internals'
 import {
   allocate,
+  bytesOf,
   type CollectiveOptions,
   type Collectives,
   type DType,
   itemSize,
+  type PackedTensors,
+  packByDtype,
   type ReduceOp,
   sizeOf,
   Tensor,

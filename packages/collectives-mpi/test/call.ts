@@ -1,5 +1,4 @@
-import { bytesOf } from '@rankwise/collectives-local/internals'
-import { type Collectives, Tensor, viewAs } from '@rankwise/core'
+import { bytesOf, type Collectives, Tensor, viewAs } from '@rankwise/core'
 import type { Call } from './ranks.ts'
 
 /** Makes one call; the results are what its tensors hold afterwards, or what it returns. */

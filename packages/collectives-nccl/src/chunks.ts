@@ -1,6 +1,5 @@
-import { itemSize, type ReduceOp, type Tensor } from '@rankwise/core'
+import { bytesOf, itemSize, type PackedTensors, type ReduceOp, type Tensor } from '@rankwise/core'
 import type { Communicator } from './communicator.ts'
-import { bytesOf, type PackedTensors } from './packed-tensors.ts'
 import type { Chunk } from './staging.ts'
 
 /** Parts of a slot start where the GPU reads and writes best, and where every dtype is aligned. */

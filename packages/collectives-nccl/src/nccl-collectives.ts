@@ -1,11 +1,19 @@
-import { allocate, type CollectiveOptions, type Collectives, type ReduceOp, sizeOf, Tensor } from '@rankwise/core'
+import {
+  allocate,
+  bytesOf,
+  type CollectiveOptions,
+  type Collectives,
+  packByDtype,
+  type ReduceOp,
+  sizeOf,
+  Tensor,
+} from '@rankwise/core'
 import { broadcastChunks, type ChunkContext, gatherChunks, reduceChunks, scatterChunks } from './chunks.ts'
 import type { Communicator } from './communicator.ts'
 import type { Address } from './cuda-runtime.ts'
 import { contentsOf, type DeviceBuffer, requireOutput } from './device-buffer.ts'
 import { Fingerprints } from './fingerprints.ts'
 import { describeOperation, type Operation, requireValid } from './operation.ts'
-import { bytesOf, packByDtype } from './packed-tensors.ts'
 import { type Chunk, Staging } from './staging.ts'
 import type { Turn, Watch } from './watch.ts'
 

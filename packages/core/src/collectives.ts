@@ -1,4 +1,5 @@
-import type { Tensor } from './tensor.ts'
+import type { DType } from './dtype.ts'
+import type { Shape, Tensor } from './tensor.ts'
 
 /** How all-reduce and reduce-scatter join the ranks' elements. */
 export type ReduceOp = 'sum' | 'max' | 'min'
@@ -30,6 +31,18 @@ export interface Collectives extends AsyncDisposable {
   broadcast(tensor: Tensor, options?: CollectiveOptions & { readonly source?: number }): Promise<void>
   /** Resolves once every rank has called it. */
   barrier(options?: CollectiveOptions): Promise<void>
+  /**
+   * A tensor of zeros where {@link allReduce} needs no copy of it, on collectives that have such memory. Every rank calls
+   * it, in the same order among all operations and with the same dtype and shape, and gets a tensor of its own.
+   * Disposing of it gives the memory back; so does {@link destroy}.
+   */
+  allocate?<D extends DType>(dtype: D, shape: Shape, options?: CollectiveOptions): Promise<Tensor<D> & Disposable>
+  /**
+   * Collectives of some of the ranks, as `torch.distributed.new_group` makes them, where the collectives can. Every rank
+   * calls it with the same ranks; those that are named get the new collectives, numbered in ascending order of their
+   * rank here, the others undefined. They are independent of these, and destroyed by themselves.
+   */
+  newGroup?(ranks: readonly number[], options?: CollectiveOptions): Promise<Collectives | undefined>
   /** Makes pending and later operations fail on every rank with `reason`; returns at once. */
   abort(reason: Error): void
   /** Leaves the group and frees what it held; idempotent. */

@@ -1,14 +1,20 @@
 import { readdirSync, readFileSync, readlinkSync } from 'node:fs'
-import { type Collectives, RankwiseError, type Rendezvous, Tensor, viewAs } from '@rankwise/core'
-import { localCollectives } from '../../src/index.ts'
+import { RankwiseError, type Rendezvous, Tensor, viewAs } from '@rankwise/core'
+import { type LocalGroup, localCollectives, type SharedTensor } from '../../src/index.ts'
 import type { Call, Command, Held, Reply, Report } from '../ranks.ts'
+import { randomCalls } from './random-calls.ts'
+import { runCall } from './run-call.ts'
 
 // A rank that does what the test tells it over IPC and reports every result and every error.
 
-let collectives: Collectives | undefined
+/** The group that this rank makes its calls in: the last one that it joined. */
+let collectives: LocalGroup | undefined
+/** Those that it was made from. */
+let parents: LocalGroup[] = []
+let shared: SharedTensor<'float32'> | undefined
 let controller = new AbortController()
 
-function group(): Collectives {
+function group(): LocalGroup {
   if (collectives === undefined) throw new Error('not in a group')
   return collectives
 }
@@ -17,19 +23,16 @@ async function run(call: Call): Promise<Uint8Array[]> {
   const tensors = call.tensors.map(
     ({ dtype, shape, bytes }) => new Tensor(dtype, shape, viewAs(dtype, new Uint8Array(bytes))),
   )
-  const [tensor] = tensors as [Tensor]
   controller = new AbortController()
-  const options = { signal: controller.signal, ...(call.op ? { op: call.op } : {}) }
-  if (call.kind === 'allGather') return [bytesOf(await group().allGather(tensor, options))]
-  if (call.kind === 'reduceScatter') return [bytesOf(await group().reduceScatter(tensor, options))]
-  if (call.kind === 'allReduce') await group().allReduce(tensors, options)
-  if (call.kind === 'broadcast') await group().broadcast(tensor, { ...options, source: call.source ?? 0 })
-  if (call.kind === 'barrier') await group().barrier(options)
-  return tensors.map(bytesOf)
+  return runCall(group(), call, tensors, controller.signal)
 }
 
-function bytesOf({ data }: Tensor): Uint8Array {
-  return new Uint8Array(data.buffer, data.byteOffset, data.byteLength)
+/** Makes one call after the other, of all sizes, until one fails. */
+async function untilFailure(): Promise<void> {
+  for (let i = 0; ; i++) {
+    await group().allReduce([Tensor.zeros('float32', [4 ** (i % 10)])])
+    if (i % 7 === 0) await group().barrier()
+  }
 }
 
 /** What the process has open: file descriptors by target, and mappings of shared memory. */
@@ -64,6 +67,28 @@ async function obey(command: Command): Promise<unknown> {
       return run(command.call)
     case 'runAll':
       return Promise.all(command.calls.map(run))
+    case 'random':
+      return randomCalls(group(), command.seed, command.count)
+    case 'allocate':
+      shared = await group().allocate('float32', [command.elements])
+      return undefined
+    case 'newGroup': {
+      const made = await group().newGroup(command.ranks)
+      if (made !== undefined) parents.push(group())
+      collectives = made ?? collectives
+      return [group().rank, group().worldSize]
+    }
+    case 'kernel':
+      return group().kernel
+    case 'dispose':
+      return shared?.dispose()
+    case 'reduceShared':
+      shared?.data.fill(group().rank + 1)
+      return group().allReduce([shared as Tensor])
+    case 'readShared':
+      return [shared?.data[0], shared?.data.at(-1)]
+    case 'untilFailure':
+      return untilFailure()
     case 'abortSignal':
       return controller.abort(new Error('the user pressed stop'))
     case 'abort':
@@ -73,7 +98,8 @@ async function obey(command: Command): Promise<unknown> {
     case 'held':
       return held()
     case 'destroy':
-      await collectives?.destroy()
+      for (const joined of [collectives, ...parents]) await joined?.destroy()
+      parents = []
       return undefined
     case 'finish':
       // Without destroy: nothing may keep the process alive.

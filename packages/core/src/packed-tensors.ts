@@ -1,4 +1,5 @@
-import type { DType, Tensor } from '@rankwise/core'
+import type { DType } from './dtype.ts'
+import type { Tensor } from './tensor.ts'
 
 /** Tensors of one dtype, seen as one run of bytes. */
 export class PackedTensors {
