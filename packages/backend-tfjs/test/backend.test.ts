@@ -22,6 +22,7 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { graphOf, normal, segmentOf } from '../../backend-ort/test/support.ts'
 import type { Engine } from '../src/engine.ts'
 import { tfjs } from '../src/index.ts'
+import { WasmRuntime } from '../src/wasm/wasm-runtime.ts'
 import { ENGINES, engineOf } from './engines.ts'
 import { requireClose } from './support.ts'
 
@@ -158,10 +159,11 @@ describe.each(ENGINES)('on %s', (engineName) => {
     })
 
     it('names the module whose kernel fails', async () => {
-      const graph = graphOf('transpose', [normal([2, 3], 0)], { permutation: [1, 0] })
-      const nodes = graph.nodes.map((node) => ({ ...node, attributes: { permutation: [0, 7] } }))
-      const executable = await backend.compile(segmentOf({ ...graph, nodes }))
-      await expect(executable.run(upload([normal([2, 3], 0)]), [])).rejects.toMatchObject({
+      const operands = [normal([2, 3], 0), normal([2, 3], 0)]
+      const segment = segmentOf(graphOf('concat', operands, { dim: 0 }))
+      const nodes = segment.nodes.map((node) => ({ ...node, attributes: { dim: 7 } }))
+      const executable = await backend.compile({ ...segment, nodes })
+      await expect(executable.run(upload(operands), [])).rejects.toMatchObject({
         code: 'TFJS_RUN',
         where: 'module',
         cause: expect.any(Error),
@@ -359,15 +361,15 @@ describe('the heap of WebAssembly', () => {
   })
 
   it('is not written to when it is full', async () => {
-    await using backend = await tfjs({ engine: 'wasm' })
-    const { shape, data } = Tensor.zeros('float32', [2 ** 26])
-    const held: DeviceTensor[] = []
+    const { module } = await WasmRuntime.load()
+    const addresses: number[] = []
     const fill = () => {
-      for (let i = 0; i < 17; i++) held.push(backend.upload(new Tensor('float32', shape, data)))
+      for (let i = 0; i < 17; i++) addresses.push(module._malloc(2 ** 28) >>> 0)
     }
     expect(fill).toThrow(expect.objectContaining({ code: 'BACKEND_MEMORY' }))
-    expect(held.length).toBeGreaterThan(10)
-    for (const tensor of held) tensor.dispose()
+    expect(addresses).toHaveLength(15)
+    for (const address of addresses) module._free(address)
+    module._free(module._malloc(2 ** 28))
   })
 })
 

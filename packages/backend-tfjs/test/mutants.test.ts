@@ -61,8 +61,8 @@ const MUTANTS: readonly (readonly [op: string, what: string, rule: Rule])[] = [
     'embedding',
     'one row further',
     ({ engine, outputs }, ids: Operand, table: Operand) => {
-      const rows = engine.read(ids.ref).map((id) => (Number(id) + 1) % (table.shape[0] as number))
-      const next = engine.write('int32', ids.shape, Int32Array.from(rows as Int32Array))
+      const rows = [...(engine.read(ids.ref) as Int32Array)].map((id) => (id + 1) % (table.shape[0] as number))
+      const next = engine.write('int32', ids.shape, Int32Array.from(rows))
       return instead('embedding')({ engine, attributes: {} as never, outputs }, { ...ids, ref: next }, table)
     },
   ],

@@ -6,8 +6,10 @@ import type { KernelFunc, NamedAttrMap, NamedTensorInfoMap, TensorInfo } from '@
 export const HEAP_BYTES: number = 2 ** 32
 
 /** The parts of tfjs's wasm backend, version 4.22.0, that are not in its types. */
-interface WasmModule {
+export interface WasmModule {
+  readonly HEAPU8: Uint8Array
   _malloc(bytes: number): number
+  _free(address: number): void
   readonly tfjs: {
     registerTensor(id: number, size: number, memoryOffset: number): void
     disposeData(id: number): void
@@ -17,15 +19,15 @@ interface WasmModule {
 /** TensorFlow.js on WebAssembly. There is one heap in a process: the kernels of tfjs are bound to one module. */
 export class WasmRuntime {
   readonly backend: BackendWasm
-  readonly #module: WasmModule
+  readonly module: WasmModule
   readonly #kernel: (name: string) => KernelFunc
   static #loaded: Promise<WasmRuntime> | undefined
 
   private constructor(backend: BackendWasm, kernel: (name: string) => KernelFunc) {
     this.backend = backend
-    this.#module = backend.wasm as unknown as WasmModule
+    this.module = backend.wasm as unknown as WasmModule
     this.#kernel = kernel
-    refuseFullHeap(this.#module)
+    refuseFullHeap(this.module)
   }
 
   /** @throws RankwiseError `TFJS_ENGINE` when WebAssembly or the packages of tfjs do not load */
@@ -64,8 +66,8 @@ export class WasmRuntime {
    */
   dropPacked({ dataId, shape }: TensorInfo): void {
     const { id, memoryOffset } = this.backend.dataIdMap.get(dataId)
-    this.#module.tfjs.disposeData(id)
-    this.#module.tfjs.registerTensor(
+    this.module.tfjs.disposeData(id)
+    this.module.tfjs.registerTensor(
       id,
       shape.reduce((size, dim) => size * dim, 1),
       memoryOffset,
@@ -73,12 +75,19 @@ export class WasmRuntime {
   }
 }
 
-/** Where there is no memory left, tfjs goes on with address 0 and writes over what lies there. */
+/**
+ * Where there is no memory left, `malloc` gives address 0, or the last time one that ends behind the heap; tfjs goes on with
+ * either and writes over what lies there.
+ */
 function refuseFullHeap(module: WasmModule): void {
+  // The first call puts the real function in the place of itself.
+  module._free(module._malloc(1))
   const malloc = module._malloc
   module._malloc = (bytes) => {
+    // A signed 32-bit number.
     const address = malloc(bytes)
-    if (address !== 0 || bytes === 0) return address
+    if (address !== 0 && (address >>> 0) + bytes <= module.HEAPU8.length) return address
+    if (address !== 0) module._free(address)
     throw new RankwiseError('BACKEND_MEMORY', 'the heap of WebAssembly is full', {
       actual: { bytes, heapBytes: HEAP_BYTES },
       rule: 'weights and activations of all backends of a process fit into one heap of 4 GiB',

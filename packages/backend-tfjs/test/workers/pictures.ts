@@ -14,6 +14,7 @@ export interface RankRequest {
   /** Transformers to run on inputs of their goldens, beside the picture. */
   readonly transformers: readonly { readonly checkpoint: string; readonly golden: string }[]
   readonly prompt: string
+  readonly steps: number
 }
 
 export interface RankResult {
@@ -26,10 +27,10 @@ export interface RankResult {
 }
 
 /** Draws the demo picture and runs transformers, on this rank. */
-runRank(async ({ backend: name, transformers, prompt }: RankRequest): Promise<RankResult> => {
+runRank(async ({ backend: name, transformers, ...picture }: RankRequest): Promise<RankResult> => {
   await using group = await initProcessGroup({ backend: 'local' })
   await using backend = await createBackend(name)
-  const image = await draw(group, backend, prompt)
+  const image = await draw(group, backend, picture)
   const outputs: Float32Array[] = []
   for (const { checkpoint, golden } of transformers) outputs.push(await transform(group, backend, checkpoint, golden))
   const { weightBytes, executables } = backend.memory()
@@ -40,11 +41,15 @@ async function createBackend(name: RankRequest['backend']): Promise<Backend> {
   return name === 'ort' ? ort({ device: 'cpu', threads: 1 }) : tfjs({ engine: name, threads: 1 })
 }
 
-async function draw({ worldSize }: ProcessGroup, backend: Backend, prompt: string): Promise<Uint8Array> {
+async function draw(
+  { worldSize }: ProcessGroup,
+  backend: Backend,
+  { prompt, steps }: Pick<RankRequest, 'prompt' | 'steps'>,
+): Promise<Uint8Array> {
   const parallelConfig = new TensorParallelConfig({ tpDegree: worldSize })
   await using pipeline = await Flux2KleinPipeline.fromPretrained(directory, { backend, parallelConfig })
   const generator = new Generator().manualSeed(42)
-  const { images } = await pipeline({ ...callOptions, prompt, generator })
+  const { images } = await pipeline({ ...callOptions, prompt, generator, numInferenceSteps: steps })
   return images[0].data
 }
 
