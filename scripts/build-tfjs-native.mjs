@@ -1,6 +1,7 @@
 // Builds the addon of TensorFlow.js, unmodified, against the library of the pip package `tensorflow-cpu`, for the native
 // engine of backend-tfjs. It goes into the user's cache, where backend-tfjs looks for it; what is there already stays.
-// Needs g++, tar, and a Python with pip, which is only used to download and unpack. `--where` prints the folder.
+// Needs g++, tar, and a Python with pip, which is only used to download and unpack. `--where` prints the
+// folder, `--check` only fails where nothing that works is there.
 import { spawn } from 'node:child_process'
 import { cp, mkdir, mkdtemp, readdir, rename, rm } from 'node:fs/promises'
 import { homedir } from 'node:os'
@@ -22,6 +23,8 @@ const folder = join(cache, `tfjs-node-4.22.0-tensorflow-2.21.0-${process.platfor
 
 if (process.argv.includes('--where')) {
   console.log(folder)
+} else if (process.argv.includes('--check')) {
+  process.exitCode = (await works(folder)) ? 0 : 1
 } else {
   try {
     await main()
@@ -96,7 +99,7 @@ async function works(path) {
     const [{ id }] = tf.executeOp('Mul', [type], [scalar(2), scalar(3)], 1)
     process.exitCode = tf.tensorDataSync(id)[0] === 6 ? 0 : 1
   `
-  return run(process.execPath, ['-e', script], cache).then(
+  return run(process.execPath, ['-e', script]).then(
     () => true,
     () => false,
   )

@@ -13,7 +13,7 @@ import { WeightStore } from '../src/weight-store.ts'
 const TOLERANCES = { wasm: 2e-6, native: 1e-6, 'native-gpu': 1e-6 } as const
 
 /** What a segment computes from its inputs and weights, in their order; fails where tensors are left in the engine. */
-export async function runSegment(
+async function runSegment(
   engine: Engine,
   segment: Segment,
   inputs: readonly Tensor[],

@@ -4,7 +4,7 @@ import type { Operand, RuleContext, Rules } from './rule.ts'
 const TO_CHANNELS_LAST = [0, 2, 3, 1]
 const TO_CHANNELS_FIRST = [0, 3, 1, 2]
 /** `[out, in, height, width]` to `[height, width, in, out]`. */
-export const FILTER_ORDER: readonly number[] = [2, 3, 1, 0]
+const FILTER_ORDER = [2, 3, 1, 0]
 
 type Conv2dAttributes = { readonly stride: number; readonly padding: readonly number[] }
 
