@@ -1,0 +1,8 @@
+export { backendChecks, defineBackendConformance } from './backend-conformance.ts'
+export type { BackendConformanceOptions } from './backend/options.ts'
+export { type Check, type CheckGroup } from './check.ts'
+export { checkOpCase, type OpRunner } from './backend/op-checks.ts'
+export { type OpCase, WEIGHT_OPERANDS } from './ops/op-case.ts'
+export { OP_CASES } from './ops/op-cases.ts'
+export { opGraph, segmentOf } from './ops/op-graph.ts'
+export { between, normal, rotation, type Spread } from './ops/random.ts'
