@@ -2,9 +2,9 @@ import {
   attention,
   concat,
   type Graph,
+  LayerNorm,
   Linear,
   layerNorm,
-  LayerNorm,
   ModelMixin,
   Module,
   packedColwise,
@@ -65,7 +65,10 @@ class DoubleBlock extends Module {
   override forward({ text, image }: Streams, modulation: TracedTensor, rotary: Rotary): Streams {
     const [shift, scale, gate] = modulation.chunk(3, -1) as [TracedTensor, TracedTensor, TracedTensor]
     const x = layerNorm(image, { eps: EPS }).mul(scale.add(1)).add(shift)
-    const added = this.add_qkv.call(layerNorm(text, { eps: EPS })).chunk(3, -1).map(heads)
+    const added = this.add_qkv
+      .call(layerNorm(text, { eps: EPS }))
+      .chunk(3, -1)
+      .map(heads)
     const own = [this.to_q, this.to_k, this.to_v].map((projection) => heads(projection.call(x)))
     const joint = own.map((part, i) => concat([added[i] as TracedTensor, part], 1))
     const [q, k, v] = joint as [TracedTensor, TracedTensor, TracedTensor]

@@ -12,10 +12,14 @@ import { sameShape } from './tensor.ts'
  */
 export function checkArguments(values: readonly Value[], given: readonly DeviceTensor[]): void {
   if (given.length !== values.length) {
-    throw new RankwiseError('ARGUMENT_MISMATCH', `a segment was given ${given.length} tensors for ${values.length} values`, {
-      actual: { given: given.length, taken: values.map(({ name, id }) => name ?? `value ${id}`) },
-      rule: 'inputs and parameters are those of the segment, in its order',
-    })
+    throw new RankwiseError(
+      'ARGUMENT_MISMATCH',
+      `a segment was given ${given.length} tensors for ${values.length} values`,
+      {
+        actual: { given: given.length, taken: values.map(({ name, id }) => name ?? `value ${id}`) },
+        rule: 'inputs and parameters are those of the segment, in its order',
+      },
+    )
   }
   for (const [i, value] of values.entries()) {
     const tensor = given[i] as DeviceTensor

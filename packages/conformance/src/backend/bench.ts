@@ -1,5 +1,14 @@
 import assert from 'node:assert/strict'
-import type { Backend, DeviceTensor, DType, Executable, MemoryReport, Segment, ShardSource, Tensor } from '@rankwise/core'
+import type {
+  Backend,
+  DeviceTensor,
+  DType,
+  Executable,
+  MemoryReport,
+  Segment,
+  ShardSource,
+  Tensor,
+} from '@rankwise/core'
 import { memorySource } from './memory-source.ts'
 import type { BackendSubject } from './options.ts'
 

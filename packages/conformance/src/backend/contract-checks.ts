@@ -1,5 +1,14 @@
 import assert from 'node:assert/strict'
-import { type Backend, type DeviceTensor, DTYPES, type DType, isFloatingPoint, itemSize, type Segment, Tensor } from '@rankwise/core'
+import {
+  type Backend,
+  type DeviceTensor,
+  DTYPES,
+  type DType,
+  isFloatingPoint,
+  itemSize,
+  type Segment,
+  Tensor,
+} from '@rankwise/core'
 import { type Check, type CheckGroup, expectCode } from '../check.ts'
 import { opGraph, segmentOf } from '../ops/op-graph.ts'
 import { normal } from '../ops/random.ts'

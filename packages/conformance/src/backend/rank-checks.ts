@@ -24,7 +24,7 @@ export interface BackendRankResult {
 export function rankChecks(worker: URL, dtype: DType): readonly Check[] {
   return [2, 4].map((worldSize) => ({
     title: `on ${worldSize} processes: loads its shards, agrees with torch, stops together, frees all`,
-    timeoutMs: 60_000,
+    timeoutMs: 120_000,
     run: async () => {
       const { outputs: expected } = await loadTinyGolden()
       const task: BackendRankTask = { dtype }
@@ -32,10 +32,14 @@ export function rankChecks(worker: URL, dtype: DType): readonly Check[] {
       for (const [rank, { outputs, memory, aborted }] of ranks.entries()) {
         for (const [name, whole] of Object.entries(expected)) {
           expectSame([outputs[name] as Tensor], [whole], { family: 'model', dtype })
-          assert.deepEqual(outputs[name]?.data, ranks[0]?.outputs[name]?.data, `all ranks hold the same bits of ${name}`)
+          assert.deepEqual(
+            outputs[name]?.data,
+            ranks[0]?.outputs[name]?.data,
+            `all ranks hold the same bits of ${name}`,
+          )
         }
         assert.deepEqual(counted(memory), { weightBytes: 0, mappedBytes: 0, executables: 0 })
-        assert.equal(aborted, rank === 0 ? 'ABORTED' : 'RANK_LOST', `rank ${rank} when rank 0 aborts`)
+        assert.equal(aborted, 'ABORTED', `rank ${rank} when rank 0 aborts`)
       }
     },
   }))

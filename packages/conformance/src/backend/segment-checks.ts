@@ -2,8 +2,8 @@ import assert from 'node:assert/strict'
 import {
   constant,
   type DType,
-  embedding,
   type Executable,
+  embedding,
   linear,
   Module,
   Parameter,
@@ -77,7 +77,10 @@ export function segmentGroup(subject: BackendSubject): CheckGroup {
         ]
         const x = normal([2, 3], 1).cast(dtype)
         const weights = [normal([2, 3], 2).cast(dtype), normal([2, 3], 3).cast(dtype)]
-        const [first, second] = [await bench.load(weights[0] as Tensor, dtype), await bench.load(weights[1] as Tensor, dtype)]
+        const [first, second] = [
+          await bench.load(weights[0] as Tensor, dtype),
+          await bench.load(weights[1] as Tensor, dtype),
+        ]
         const executable = await bench.compile(segmentOf(opGraph('linear', types, {}, [1])), [first])
         for (const [i, weight] of [first, second, first].entries()) {
           const results = await bench.results(executable, bench.upload(x), [weight])
@@ -87,7 +90,9 @@ export function segmentGroup(subject: BackendSubject): CheckGroup {
       check('leave results of earlier runs as they are', async (bench) => {
         const executable = await bench.compile(plusOne())
         const [result] = await executable.run(bench.upload(floats(1, 2, 3)), [])
-        await executable.run(bench.upload(floats(7, 8, 9)), []).then((others) => others.map((other) => bench.own(other)))
+        await executable
+          .run(bench.upload(floats(7, 8, 9)), [])
+          .then((others) => others.map((other) => bench.own(other)))
         const downloaded = await bench.backend.download(bench.own(result as never))
         assert.deepEqual(numbersOf(downloaded), [2, 3, 4])
       }),
@@ -102,8 +107,12 @@ export function segmentGroup(subject: BackendSubject): CheckGroup {
         )
         const results = await bench.results(await bench.compile(segment), bench.upload(x))
         for (const [i, result] of results.entries()) {
-          assert.deepEqual(numbersOf(result), [1, 2, 3, 4])
-          result.data.fill(0)
+          assert
+            .deepEqual(
+              numbersOf(result),
+              [1, 2, 3, 4],
+            )(result as Tensor<'float32'>)
+            .data.fill(0)
           for (const other of results.slice(i + 1)) assert.deepEqual(numbersOf(other), [1, 2, 3, 4])
         }
         assert.deepEqual(numbersOf(x), [1, 2, 3, 4])

@@ -13,11 +13,7 @@ export interface Computed {
  *
  * @throws Error naming the result and the worst index in it
  */
-export function expectSame(
-  actual: readonly Tensor[],
-  expected: readonly Tensor[],
-  { family, dtype }: Computed,
-): void {
+export function expectSame(actual: readonly Tensor[], expected: readonly Tensor[], { family, dtype }: Computed): void {
   if (actual.length !== expected.length) throw new Error(`${actual.length} results instead of ${expected.length}`)
   for (const [i, whole] of expected.entries()) {
     const result = actual[i] as Tensor

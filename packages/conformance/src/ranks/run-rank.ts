@@ -30,4 +30,3 @@ export function runRank<A, T>(body: (argument: A, ready: () => void) => Promise<
       .finally(() => process.disconnect())
   })
 }
-
