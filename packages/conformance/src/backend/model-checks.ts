@@ -31,7 +31,7 @@ function modelCheck(subject: BackendSubject, dtype: DType, tpDegree: number): Ch
         for (const [name, whole] of Object.entries(expected)) {
           const output = outputs[name]
           assert.ok(output !== undefined, `the output '${name}' is there`)
-          expectSame([output], [whole], { family: 'model', dtype })
+          expectSame([output], [whole], { row: 'model', dtype })
           assert.deepEqual(output.data, ranks[0]?.[name]?.data, `all ranks hold the same bits of '${name}'`)
         }
       }

@@ -2,7 +2,7 @@ import { type DType, isFloatingPoint, opNames, type Tensor } from '@rankwise/cor
 import { referenceOp } from '@rankwise/core/reference'
 import type { Check, CheckGroup } from '../check.ts'
 import { expectSame } from '../compare/expect-same.ts'
-import { opFamily } from '../compare/tolerance-table.ts'
+import { toleranceRow } from '../compare/tolerance-table.ts'
 import type { OpCase } from '../ops/op-case.ts'
 import { OP_CASES } from '../ops/op-cases.ts'
 import { opGraph, segmentOf } from '../ops/op-graph.ts'
@@ -59,5 +59,5 @@ export async function checkOpCase(opCase: OpCase, run: OpRunner, dtype: DType = 
   const expected = referenceOp(op, inputs, attributes)
   const [first] = inputs
   const computed = op === 'embedding' || first === undefined || isFloatingPoint(first.dtype) ? dtype : first.dtype
-  expectSame(await run(opCase), expected, { family: opFamily(op), dtype: computed })
+  expectSame(await run(opCase), expected, { row: toleranceRow(op), dtype: computed })
 }

@@ -31,7 +31,7 @@ export function rankChecks(worker: URL, dtype: DType): readonly Check[] {
       const ranks = await onRanks<BackendRankResult>(worldSize, worker, task)
       for (const [rank, { outputs, memory, aborted }] of ranks.entries()) {
         for (const [name, whole] of Object.entries(expected)) {
-          expectSame([outputs[name] as Tensor], [whole], { family: 'model', dtype })
+          expectSame([outputs[name] as Tensor], [whole], { row: 'model', dtype })
           assert.deepEqual(
             outputs[name]?.data,
             ranks[0]?.outputs[name]?.data,

@@ -66,7 +66,7 @@ async function checkColwise(bench: Bench, subject: BackendSubject, placement: Pl
     const features = { ...shardSlices(placement, rank, tpDegree), dim: 2 }
     const expected = shardTensor(whole, { ...placement, dim: features.dim } as Placement, rank, tpDegree)
     if (subject.colwise === 'exact') expectClose(part.cast('float64'), expected, { absolute: 0 })
-    else expectSame([part], [expected], { family: 'linear', dtype })
+    else expectSame([part], [expected], { row: 'linear', dtype })
   }
 }
 
@@ -143,7 +143,7 @@ function stackChecks(subject: BackendSubject, tpDegree: number): readonly Check[
       const ranks = await runInProcess(subject, partition(graph, resolvePlan(model, plan), tpDegree), weights, { x })
       const expected = runGraph(graph, weights, { x })
       for (const { y } of ranks) {
-        expectSame([y as Tensor], [expected.y as Tensor], { family: 'model', dtype })
+        expectSame([y as Tensor], [expected.y as Tensor], { row: 'model', dtype })
         assert.deepEqual(y?.data, ranks[0]?.y?.data, 'all ranks hold the same bits')
       }
     },

@@ -19,7 +19,7 @@ import { referenceOp, shardTensor } from '@rankwise/core/reference'
 import { type Check, type CheckGroup, expectCode } from '../check.ts'
 import { expectClose } from '../compare/expect-close.ts'
 import { expectSame } from '../compare/expect-same.ts'
-import { opFamily } from '../compare/tolerance-table.ts'
+import { toleranceRow } from '../compare/tolerance-table.ts'
 import { type OpCase, WEIGHT_OPERANDS } from '../ops/op-case.ts'
 import { OP_CASES } from '../ops/op-cases.ts'
 import { opGraph, segmentOf } from '../ops/op-graph.ts'
@@ -88,7 +88,7 @@ async function checkLoadedWeights(
     weights,
   )
   try {
-    expectSame(results, referenceOp(op, operands, attributes), { family: opFamily(op), dtype })
+    expectSame(results, referenceOp(op, operands, attributes), { row: toleranceRow(op), dtype })
   } catch (error) {
     throw new Error(`${title}, weights stored in ${stored}: ${(error as Error).message}`, { cause: error })
   }

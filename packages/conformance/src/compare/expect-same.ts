@@ -1,10 +1,10 @@
 import { type DType, sizeOf, type Tensor } from '@rankwise/core'
 import { expectClose } from './expect-close.ts'
-import { type OpFamily, toleranceOf } from './tolerance-table.ts'
+import { type ToleranceRow, toleranceOf } from './tolerance-table.ts'
 
 /** What results are of. */
 export interface Computed {
-  readonly family: OpFamily
+  readonly row: ToleranceRow
   readonly dtype: DType
 }
 
@@ -13,7 +13,7 @@ export interface Computed {
  *
  * @throws Error naming the result and the worst index in it
  */
-export function expectSame(actual: readonly Tensor[], expected: readonly Tensor[], { family, dtype }: Computed): void {
+export function expectSame(actual: readonly Tensor[], expected: readonly Tensor[], { row, dtype }: Computed): void {
   if (actual.length !== expected.length) throw new Error(`${actual.length} results instead of ${expected.length}`)
   for (const [i, whole] of expected.entries()) {
     const result = actual[i] as Tensor
@@ -22,7 +22,7 @@ export function expectSame(actual: readonly Tensor[], expected: readonly Tensor[
     if (type !== expectedType) throw new Error(`${place}is ${type} instead of ${expectedType}`)
     if (sizeOf(whole.shape) === 0) continue
     try {
-      expectClose(result, whole, toleranceOf(family, dtype, whole))
+      expectClose(result, whole, toleranceOf(row, dtype, whole))
     } catch (error) {
       throw new Error(`${place}${(error as Error).message}`, { cause: error })
     }
