@@ -44,7 +44,7 @@ export async function runInProcess(
       return outputs
     } catch (error) {
       // The other ranks would wait for this one.
-      group.abort(error as Error)
+      group.fail(() => error as Error)
       throw error
     }
   })
