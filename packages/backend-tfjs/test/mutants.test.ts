@@ -1,6 +1,5 @@
+import { OP_CASES, type OpCase } from '@rankwise/conformance'
 import { beforeAll, describe, expect, it } from 'vitest'
-import { OP_CASES } from '../../backend-ort/test/op-cases.ts'
-import type { OpCase } from '../../backend-ort/test/support.ts'
 import type { Engine } from '../src/engine.ts'
 import type { Operand, Rule, RuleContext } from '../src/lowering/rule.ts'
 import { RULES } from '../src/lowering/rules.ts'

@@ -1,4 +1,6 @@
-import { expectClose, loadGolden, onRanks } from '@rankwise/fixtures'
+import { expectClose } from '@rankwise/conformance/compare'
+import { onRanks } from '@rankwise/conformance/ranks'
+import { loadGolden } from '@rankwise/fixtures'
 import { beforeAll, describe, expect, it } from 'vitest'
 import { hasNative } from './engines.ts'
 import type { RankRequest, RankResult } from './workers/pictures.ts'

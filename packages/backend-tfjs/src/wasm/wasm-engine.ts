@@ -79,7 +79,19 @@ export class WasmEngine extends Engine {
     return this.#run(UNARY[op], { x: infoOf(x) })
   }
 
+  /**
+   * In two steps: tfjs adds one number after the other, which makes a layer norm over 6144 numbers wrong by 1.1e-6 instead
+   * of 2e-7.
+   */
   reduce(op: ReduceOp, x: Ref): Ref {
+    const [rows, width] = x.shape as [number, number]
+    const step = nearRoot(width)
+    const partial = this.#reduceRows(op, this.reshape(x, [(rows * width) / step, step]))
+    return this.#reduceRows(op, this.reshape(partial, [rows, width / step]))
+  }
+
+  #reduceRows(op: ReduceOp, x: Ref): Ref {
+    if (x.shape[1] === 1) return x
     return this.#run(REDUCE[op], { x: infoOf(x) }, { axis: [1], reductionIndices: [1], keepDims: true })
   }
 
@@ -165,4 +177,11 @@ function infoOf(ref: Ref): TensorInfo {
 
 function requireDType(dtype: DataType): 'float32' | 'int32' {
   return dtype as 'float32' | 'int32'
+}
+
+/** The largest divisor that is at most the square root. */
+function nearRoot(size: number): number {
+  let divisor = Math.floor(Math.sqrt(size))
+  while (size % divisor !== 0) divisor--
+  return divisor
 }
