@@ -26,9 +26,19 @@ for (const [name, command, args] of CHECKS) {
 }
 const tests = await runTests(process.argv.slice(2))
 if (!tests.passing) failed.push('tests')
+if (!(await isNativeTfjsBuilt())) {
+  console.log(
+    'Tests of the native library of TensorFlow.js were skipped: node scripts/build-tfjs-native.mjs builds it.',
+  )
+}
 console.log(failed.length === 0 ? 'All checks and tests passed.' : `Failed: ${failed.join(', ')}.`)
 console.log(`${tests.passed} passed, ${tests.failed} failed${tests.skipped > 0 ? `, ${tests.skipped} skipped` : ''}`)
 process.exitCode = failed.length === 0 ? 0 : 1
+
+async function isNativeTfjsBuilt() {
+  const { code } = await run(process.execPath, ['scripts/build-tfjs-native.mjs', '--check'], { capture: true })
+  return code === 0
+}
 
 /** Runs vitest and counts from its own report; a run in which nothing was executed does not pass. */
 async function runTests(args) {

@@ -1,3 +1,4 @@
+import { normal, rotation, segmentOf } from '@rankwise/conformance'
 import { GraphExecutor, partition, type Tensor, trace } from '@rankwise/core'
 import { runRanks } from '@rankwise/core/reference'
 import { describe, expect, it } from 'vitest'
@@ -5,7 +6,7 @@ import { ort } from '../src/index.ts'
 import { lowerSegment } from '../src/lowering/lower-segment.ts'
 import { wholeStorage } from '../src/weight-storage.ts'
 import { type BlockSizes, blockInputs, Flux2SingleBlock } from './flux2-single-block.ts'
-import { normal, requireClose, rotation, segmentOf, TOLERANCE } from './support.ts'
+import { requireClose, TOLERANCE } from './support.ts'
 
 const SIZES: BlockSizes = { heads: 4, headDim: 32, mlp: 384, tokens: 77 }
 

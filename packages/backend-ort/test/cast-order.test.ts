@@ -1,6 +1,7 @@
 import { mkdtemp, readdir, readFile, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import { segmentOf } from '@rankwise/conformance'
 import { Linear, Module, ModuleList, type TensorType, type TracedTensor, trace } from '@rankwise/core'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import { lowerSegment } from '../src/lowering/lower-segment.ts'
@@ -8,7 +9,6 @@ import type { OnnxModel, OnnxNode } from '../src/onnx/model.ts'
 import { writeModel } from '../src/onnx/model-writer.ts'
 import { onnxruntime } from '../src/onnxruntime.ts'
 import { wholeStorage } from '../src/weight-storage.ts'
-import { segmentOf } from './support.ts'
 
 const LAYERS = 8
 const WIDTH = 16

@@ -5,6 +5,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
+import { normal, opGraph, segmentOf } from '@rankwise/conformance'
 import {
   type ByteRange,
   Checkpoint,
@@ -24,7 +25,6 @@ import { ort, type WeightsMode } from '../src/index.ts'
 import { loadNativeMemory } from '../src/native-memory.ts'
 import { WeightLoader } from '../src/weight-loader.ts'
 import type { WeightTensor } from '../src/weight-tensor.ts'
-import { graphOf, normal, segmentOf } from './support.ts'
 
 const WEIGHTS = {
   packed: normal([20, 6], 1).cast('bfloat16'),
@@ -199,7 +199,7 @@ describe('a mapped weight', () => {
 
   it('of a run that fails goes as well', async () => {
     await using backend = await ort({ device: 'cpu', weights: 'mapped' })
-    const graph = graphOf('embedding', [Tensor.int32([1], [0]), { dtype: 'float32', shape: [20, 6] }], {}, [1])
+    const graph = opGraph('embedding', [Tensor.int32([1], [0]), { dtype: 'float32', shape: [20, 6] }], {}, [1])
     const weight = await load(backend, checkpoint.source('packed'))
     const executable = await backend.compile(segmentOf(graph), [weight])
     const running = executable.run([backend.upload(Tensor.int32([1], [99]))], [weight])
@@ -212,7 +212,7 @@ describe('a mapped weight', () => {
 /** The weight 'packed', an executable that multiplies by it, and what it multiplies. */
 async function product(backend: OrtBackend) {
   const weight = await load(backend, checkpoint.source('packed'))
-  const graph = graphOf('linear', [normal([3, 6], 0), { dtype: 'float32', shape: weight.shape }], {}, [1])
+  const graph = opGraph('linear', [normal([3, 6], 0), { dtype: 'float32', shape: weight.shape }], {}, [1])
   const executable = await backend.compile(segmentOf(graph), [weight])
   return [weight, executable, backend.upload(normal([3, 6], 0))] as const
 }

@@ -1,7 +1,7 @@
+import { OP_CASES } from '@rankwise/conformance'
 import { describe, expect, it } from 'vitest'
 import { LOWERING_RULES } from '../src/lowering/lower-segment.ts'
 import type { LoweringContext, LoweringRule, Operand } from '../src/lowering/rule.ts'
-import { OP_CASES } from './op-cases.ts'
 import { checkOp } from './support.ts'
 
 type Change = { readonly attributes?: object; readonly inputs?: (inputs: Operand[]) => Operand[] }

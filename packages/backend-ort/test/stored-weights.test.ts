@@ -1,3 +1,4 @@
+import { normal, OP_CASES, type OpCase, opGraph, rotation, segmentOf, WEIGHT_OPERANDS } from '@rankwise/conformance'
 import {
   type Attributes,
   castData,
@@ -19,32 +20,9 @@ import { LOWERING_RULES, lowerSegment } from '../src/lowering/lower-segment.ts'
 import type { LoweringContext, LoweringRule, LoweringRules, Operand, Parts } from '../src/lowering/rule.ts'
 import type { WeightTensor } from '../src/weight-tensor.ts'
 import { type BlockSizes, blockInputs, Flux2SingleBlock } from './flux2-single-block.ts'
-import { OP_CASES } from './op-cases.ts'
-import {
-  graphOf,
-  normal,
-  type OpCase,
-  requireClose,
-  rotation,
-  runSegment,
-  segmentOf,
-  TOLERANCE,
-  weightOf,
-} from './support.ts'
+import { requireClose, runSegment, TOLERANCE, weightOf } from './support.ts'
 
 const HALVES = ['bfloat16', 'float16'] as const
-
-/** Which operands of an operation a model gives as weights. */
-const WEIGHTS: Readonly<Record<string, readonly number[]>> = {
-  add: [1],
-  mul: [1],
-  linear: [1],
-  embedding: [1],
-  layer_norm: [1, 2],
-  rms_norm: [1],
-  group_norm: [1, 2],
-  conv2d: [1, 2],
-}
 
 interface Stored {
   readonly op: string
@@ -58,7 +36,7 @@ function storedAs(dtype: (typeof HALVES)[number], { op, inputs, attributes }: Op
   return {
     op,
     attributes,
-    operands: inputs.map((operand, i) => (WEIGHTS[op]?.includes(i) ? operand.cast(dtype) : operand)),
+    operands: inputs.map((operand, i) => (WEIGHT_OPERANDS[op]?.includes(i) ? operand.cast(dtype) : operand)),
   }
 }
 
@@ -68,9 +46,9 @@ async function run(
   store: (weight: Tensor) => WeightTensor,
   options: { readonly rules?: LoweringRules; readonly threads?: number } = {},
 ): Promise<readonly Tensor[]> {
-  const weightIndices = (WEIGHTS[op] ?? []).filter((i) => i < operands.length)
+  const weightIndices = (WEIGHT_OPERANDS[op] ?? []).filter((i) => i < operands.length)
   const types = operands.map(({ shape, dtype }) => ({ shape, dtype: dtype === 'int32' ? dtype : ('float32' as const) }))
-  const segment = segmentOf(graphOf(op, types, attributes, weightIndices))
+  const segment = segmentOf(opGraph(op, types, attributes, weightIndices))
   const inputs = operands.filter((_, i) => !weightIndices.includes(i))
   return runSegment(
     segment,
@@ -107,7 +85,7 @@ function cuts(rows: number): readonly number[] {
 
 const inPieces = (weight: Tensor) => weightOf(weight, cuts(weight.shape[0] ?? 1))
 
-const WEIGHTED_CASES = OP_CASES.filter(({ op }) => op in WEIGHTS)
+const WEIGHTED_CASES = OP_CASES.filter(({ op }) => op in WEIGHT_OPERANDS)
 
 describe.each(HALVES)('weights in %s', (dtype) => {
   it('become float32 exactly', async () => {
@@ -166,7 +144,7 @@ describe('weights in several pieces', () => {
   })
 
   it('are looked up before they are cast', () => {
-    const segment = segmentOf(graphOf('embedding', [Tensor.int32([2], [0, 1]), normal([5, 3], 0)], {}, [1]))
+    const segment = segmentOf(opGraph('embedding', [Tensor.int32([2], [0, 1]), normal([5, 3], 0)], {}, [1]))
     for (const pieces of [[5], [2, 3]]) {
       const { nodes } = lowerSegment(segment, [{ dtype: 'bfloat16', pieces }]).model
       const operators = nodes.map(({ opType }) => opType)
@@ -211,7 +189,7 @@ const PIECES = [400, 400, 400, 400, 400]
 
 /** Two pieces of what a projection gives, of which the second is split again. */
 function splitSegment(sizes: readonly number[], inner: readonly number[]): Segment {
-  const graph = graphOf(
+  const graph = opGraph(
     'linear',
     [
       { dtype: 'float32', shape: [5, 8] },

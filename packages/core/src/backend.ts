@@ -54,6 +54,11 @@ export interface LoadShardOptions {
 export interface Backend extends AsyncDisposable {
   readonly name: string
   readonly supports: Capabilities
+  /**
+   * Refuses shards that do not fit beside what is loaded. Called with all shards of a model before the first is read.
+   * @default everything fits
+   */
+  requireRoom?(sources: readonly ShardSource[]): void
   /** Loads a rank's slice of one checkpoint tensor. */
   loadShard(source: ShardSource, options: LoadShardOptions): Promise<DeviceTensor>
   /**

@@ -86,6 +86,7 @@ export async function loadWeights(
   checkTypes(checkpoint, parameters, tensors)
 
   const shards = plannedShards(checkpoint, tensors, options)
+  backend.requireRoom?.(shards.map(({ source }) => source))
   const totalBytes = bytesOf(shards.map(({ source }) => source))
   const readBefore = checkpoint.stats.bytesRead
   const loaded = await loadShards(

@@ -239,6 +239,21 @@ describe('what is loaded', () => {
 })
 
 describe('a load that fails', () => {
+  test('fails before the first read where the backend has no room for all shards', async () => {
+    const checkpoint = await checkpointOf({ a: [4], b: [6, 2] })
+    class SmallBackend extends TestBackend {
+      requireRoom(sources: readonly ShardSource[]): void {
+        const bytes = sources.reduce((sum, { byteLength }) => sum + byteLength, 0)
+        throw new RankwiseError('BACKEND_MEMORY', `no room for ${bytes} bytes`)
+      }
+    }
+    const backend = new SmallBackend()
+    const options = optionsFor(backend, { placements: placed({ b: shard(0, [6]) }), tpDegree: 2 })
+    const loading = loadWeights(checkpoint, new TestModel({ a: [4], b: [6, 2] }), options)
+    await expect(loading).rejects.toThrow('no room for 40 bytes')
+    expect(backend.order).toEqual([])
+  })
+
   test('frees everything and reports the first error in order, whenever it comes', async () => {
     const weight = fc.record({ fails: fc.boolean(), delay: fc.nat({ max: 4 }), bytes: fc.constantFrom(4, 40 * MIB) })
     await fc.assert(

@@ -2,7 +2,6 @@ import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import {
-  legalDegreesOf,
   type ParallelStyle,
   partition,
   printGraph,
@@ -200,10 +199,5 @@ describe('the traced graph', () => {
 
   it('prints as stable text', async () => {
     expect(printGraph(await placed(2, { num_layers: 1, num_single_layers: 1 }))).toMatchSnapshot()
-  })
-
-  it('has the legal degrees of heads and blocks', async () => {
-    const model = Flux2Transformer2DModel.fromConfig(await readConfig(kleinTiny))
-    expect(legalDegreesOf(Flux2Transformer2DModel, model)).toEqual([1, 2, 4])
   })
 })

@@ -1,7 +1,7 @@
 import { readdir } from 'node:fs/promises'
 import { join } from 'node:path'
 import { expect, test } from 'vitest'
-import { onRanks, RankProcesses } from '../../../fixtures/src/ranks.ts'
+import { onRanks, RankProcesses } from '../../../conformance/src/ranks/rank-processes.ts'
 import { REPLICATED, shardSlices } from '../../src/placement.ts'
 import { ShardedCheckpoint } from '../../src/save/index.ts'
 import { temporaryFolder } from '../checkpoint/files.ts'

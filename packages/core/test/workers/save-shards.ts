@@ -1,5 +1,5 @@
 import '../../../collectives-local/src/index.ts'
-import { runRank } from '../../../fixtures/src/ranks.ts'
+import { runRank } from '../../../conformance/src/ranks/run-rank.ts'
 import { REPLICATED, shardSlices } from '../../src/placement.ts'
 import { initProcessGroup } from '../../src/process-group.ts'
 import { saveShards } from '../../src/save/index.ts'

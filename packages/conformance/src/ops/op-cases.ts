@@ -1,16 +1,17 @@
 import { type Attributes, type Shape, sizeOf, Tensor } from '@rankwise/core'
-import { between, normal, type OpCase, rotation } from './support.ts'
+import type { OpCase } from './op-case.ts'
+import { between, normal, rotation } from './random.ts'
 
 function shapesOf(inputs: readonly Tensor[]): string {
   return inputs.map(({ shape }) => `[${shape.join(', ')}]`).join(' ')
 }
 
-function close(op: string, inputs: readonly Tensor[], attributes: Attributes = {}, note = ''): OpCase {
-  return { op, title: `${op} ${shapesOf(inputs)} ${note}`.trim(), inputs, attributes, isExact: false }
+function opCase(op: string, inputs: readonly Tensor[], attributes: Attributes = {}, note = ''): OpCase {
+  return { op, title: `${op} ${shapesOf(inputs)} ${note}`.trim(), inputs, attributes }
 }
 
-function exact(op: string, inputs: readonly Tensor[], attributes: Attributes = {}): OpCase {
-  return { ...close(op, inputs, attributes, JSON.stringify(attributes)), isExact: true }
+function withAttributes(op: string, inputs: readonly Tensor[], attributes: Attributes = {}): OpCase {
+  return opCase(op, inputs, attributes, JSON.stringify(attributes))
 }
 
 function ints(shape: Shape): Tensor {
@@ -42,18 +43,18 @@ const PAIRS: readonly (readonly [Shape, Shape])[] = [
 ]
 
 const elementwise = [
-  ...['add', 'sub', 'mul'].flatMap((op) => PAIRS.map(([a, b]) => close(op, [normal(a, 1), normal(b, 2)]))),
-  ...PAIRS.map(([a, b]) => close('div', [normal(a, 1), between(0.5, 2, b, 2)])),
+  ...['add', 'sub', 'mul'].flatMap((op) => PAIRS.map(([a, b]) => opCase(op, [normal(a, 1), normal(b, 2)]))),
+  ...PAIRS.map(([a, b]) => opCase('div', [normal(a, 1), between(0.5, 2, b, 2)])),
   ...[[], [1], [2, 3, 5], [4, 0], [9, 1001]].flatMap((shape) => [
-    close('mul_scalar', [normal(shape, 3)], { value: -0.1 }),
-    close('add_scalar', [normal(shape, 4)], { value: 1.5 }),
-    close('silu', [normal(shape, 5, { deviation: 3 })]),
-    close('sin', [between(-8, 8, shape, 6)]),
-    close('cos', [between(-8, 8, shape, 6)]),
+    opCase('mul_scalar', [normal(shape, 3)], { value: -0.1 }),
+    opCase('add_scalar', [normal(shape, 4)], { value: 1.5 }),
+    opCase('silu', [normal(shape, 5, { deviation: 3 })]),
+    opCase('sin', [between(-8, 8, shape, 6)]),
+    opCase('cos', [between(-8, 8, shape, 6)]),
   ]),
-  close('silu', [normal([4096], 7, { deviation: 30 })], {}, 'far from 0'),
-  close('sin', [between(0, 1000 * 2 * Math.PI, [10_000], 8)], {}, 'of 1000 turns'),
-  close('cos', [between(0, 1000 * 2 * Math.PI, [10_000], 9)], {}, 'of 1000 turns'),
+  opCase('silu', [normal([4096], 7, { deviation: 30 })], {}, 'far from 0'),
+  opCase('sin', [between(0, 1000 * 2 * Math.PI, [10_000], 8)], {}, 'of 1000 turns'),
+  opCase('cos', [between(0, 1000 * 2 * Math.PI, [10_000], 9)], {}, 'of 1000 turns'),
 ]
 
 const linear = [
@@ -89,35 +90,35 @@ const linear = [
         [0, 4],
       ],
     ] as const
-  ).map(([x, weight]) => close('linear', [normal(x, 10), normal(weight, 11)])),
-  exact('embedding', [Tensor.int32([2, 3], [4, 0, 2, 2, 1, 3]), normal([5, 7], 12)]),
-  exact('embedding', [Tensor.int32([], [1]), normal([2, 1], 13)]),
-  exact('embedding', [Tensor.int32([0], []), normal([5, 7], 14)]),
-  exact('embedding', [Tensor.int32([1, 4], [0, 1, 2, 3]), normal([4, 0], 15)]),
+  ).map(([x, weight]) => opCase('linear', [normal(x, 10), normal(weight, 11)])),
+  withAttributes('embedding', [Tensor.int32([2, 3], [4, 0, 2, 2, 1, 3]), normal([5, 7], 12)]),
+  withAttributes('embedding', [Tensor.int32([], [1]), normal([2, 1], 13)]),
+  withAttributes('embedding', [Tensor.int32([0], []), normal([5, 7], 14)]),
+  withAttributes('embedding', [Tensor.int32([1, 4], [0, 1, 2, 3]), normal([4, 0], 15)]),
 ]
 
 const movement = [
-  exact('reshape', [normal([2, 6], 20)], { shape: [3, 2, 2] }),
-  exact('reshape', [normal([1], 21)], { shape: [] }),
-  exact('reshape', [normal([2, 3], 21)], { shape: [2, 3] }),
-  exact('reshape', [normal([0, 3], 22)], { shape: [5, 0] }),
-  exact('reshape', [ints([4, 3])], { shape: [12] }),
-  exact('transpose', [normal([2, 3, 5], 23)], { permutation: [2, 0, 1] }),
-  exact('transpose', [normal([3, 3, 3], 23)], { permutation: [2, 0, 1] }),
-  exact('transpose', [normal([7], 24)], { permutation: [0] }),
-  exact('transpose', [ints([3, 1, 2, 2])], { permutation: [3, 1, 0, 2] }),
-  exact('transpose', [normal([2, 0], 25)], { permutation: [1, 0] }),
-  exact('split', [normal([2, 7], 26)], { dim: 1, sizes: [3, 3, 1] }),
-  exact('split', [normal([2, 6], 26)], { dim: 1, sizes: [3, 3] }),
-  exact('split', [normal([5, 2], 27)], { dim: 0, sizes: [5] }),
-  exact('split', [normal([2, 3, 2], 28)], { dim: 1, sizes: [0, 3, 0] }),
-  exact('split', [normal([0, 4], 29)], { dim: 1, sizes: [1, 3] }),
-  exact('split', [ints([4, 3])], { dim: 0, sizes: [1, 3] }),
-  exact('concat', [normal([2, 3], 30), normal([2, 1], 31), normal([2, 3], 32)], { dim: 1 }),
-  exact('concat', [normal([2, 3], 33)], { dim: 0 }),
-  exact('concat', [normal([0, 3], 34), normal([2, 3], 35), normal([0, 3], 36)], { dim: 0 }),
-  exact('concat', [normal([0, 3], 37), normal([0, 3], 38)], { dim: 0 }),
-  exact('concat', [ints([1, 2]), ints([3, 2])], { dim: 0 }),
+  withAttributes('reshape', [normal([2, 6], 20)], { shape: [3, 2, 2] }),
+  withAttributes('reshape', [normal([1], 21)], { shape: [] }),
+  withAttributes('reshape', [normal([2, 3], 21)], { shape: [2, 3] }),
+  withAttributes('reshape', [normal([0, 3], 22)], { shape: [5, 0] }),
+  withAttributes('reshape', [ints([4, 3])], { shape: [12] }),
+  withAttributes('transpose', [normal([2, 3, 5], 23)], { permutation: [2, 0, 1] }),
+  withAttributes('transpose', [normal([3, 3, 3], 23)], { permutation: [2, 0, 1] }),
+  withAttributes('transpose', [normal([7], 24)], { permutation: [0] }),
+  withAttributes('transpose', [ints([3, 1, 2, 2])], { permutation: [3, 1, 0, 2] }),
+  withAttributes('transpose', [normal([2, 0], 25)], { permutation: [1, 0] }),
+  withAttributes('split', [normal([2, 7], 26)], { dim: 1, sizes: [3, 3, 1] }),
+  withAttributes('split', [normal([2, 6], 26)], { dim: 1, sizes: [3, 3] }),
+  withAttributes('split', [normal([5, 2], 27)], { dim: 0, sizes: [5] }),
+  withAttributes('split', [normal([2, 3, 2], 28)], { dim: 1, sizes: [0, 3, 0] }),
+  withAttributes('split', [normal([0, 4], 29)], { dim: 1, sizes: [1, 3] }),
+  withAttributes('split', [ints([4, 3])], { dim: 0, sizes: [1, 3] }),
+  withAttributes('concat', [normal([2, 3], 30), normal([2, 1], 31), normal([2, 3], 32)], { dim: 1 }),
+  withAttributes('concat', [normal([2, 3], 33)], { dim: 0 }),
+  withAttributes('concat', [normal([0, 3], 34), normal([2, 3], 35), normal([0, 3], 36)], { dim: 0 }),
+  withAttributes('concat', [normal([0, 3], 37), normal([0, 3], 38)], { dim: 0 }),
+  withAttributes('concat', [ints([1, 2]), ints([3, 2])], { dim: 0 }),
 ]
 
 const NORM_SHAPES: readonly Shape[] = [[1], [5], [3, 1], [2, 3, 33], [2, 4, 3, 16], [7, 6144], [2, 0, 4]]
@@ -127,18 +128,18 @@ const norm = [
     const width = [shape.at(-1) as number]
     const [x, weight, bias] = [normal(shape, 40, { mean: 1 }), normal(width, 41), normal(width, 42)]
     return [
-      close('layer_norm', [x], { eps: 1e-6 }),
-      close('layer_norm', [x, weight], { eps: 1e-5 }),
-      close('layer_norm', [x, weight, bias], { eps: 1e-6 }),
-      close('rms_norm', [x], { eps: 1e-6 }),
-      close('rms_norm', [x, weight], { eps: 1e-5 }),
+      opCase('layer_norm', [x], { eps: 1e-6 }),
+      opCase('layer_norm', [x, weight], { eps: 1e-5 }),
+      opCase('layer_norm', [x, weight, bias], { eps: 1e-6 }),
+      opCase('rms_norm', [x], { eps: 1e-6 }),
+      opCase('rms_norm', [x, weight], { eps: 1e-5 }),
     ]
   }),
-  close('layer_norm', [normal([9, 128], 43, { mean: 30 })], { eps: 1e-6 }, 'mean of 30 deviations'),
-  close('layer_norm', [normal([9, 128], 44, { deviation: 1e-3 })], { eps: 1e-5 }, 'near eps'),
-  close('rms_norm', [normal([9, 128], 45, { deviation: 1e-3 })], { eps: 1e-5 }, 'near eps'),
-  close('layer_norm', [normal([0, 3], 46)], { eps: 1e-6 }),
-  close('rms_norm', [normal([3, 0], 47)], { eps: 1e-6 }),
+  opCase('layer_norm', [normal([9, 128], 43, { mean: 30 })], { eps: 1e-6 }, 'mean of 30 deviations'),
+  opCase('layer_norm', [normal([9, 128], 44, { deviation: 1e-3 })], { eps: 1e-5 }, 'near eps'),
+  opCase('rms_norm', [normal([9, 128], 45, { deviation: 1e-3 })], { eps: 1e-5 }, 'near eps'),
+  opCase('layer_norm', [normal([0, 3], 46)], { eps: 1e-6 }),
+  opCase('rms_norm', [normal([3, 0], 47)], { eps: 1e-6 }),
   ...(
     [
       [[1, 1, 1, 1], 1],
@@ -152,9 +153,9 @@ const norm = [
     const channels = [shape[1]]
     // A group of equal values would have no direction: its result is rounding noise in float32.
     const x = normal(shape, 48, { mean: 2 })
-    return [close('group_norm', [x, normal(channels, 49), normal(channels, 50)], { groups, eps: 1e-2 })]
+    return [opCase('group_norm', [x, normal(channels, 49), normal(channels, 50)], { groups, eps: 1e-2 })]
   }),
-  close('group_norm', [normal([1, 2, 512, 512], 51, { mean: 3 }), normal([2], 52), normal([2], 53)], {
+  opCase('group_norm', [normal([1, 2, 512, 512], 51, { mean: 3 }), normal([2], 52), normal([2], 53)], {
     groups: 1,
     eps: 1e-6,
   }),
@@ -182,7 +183,7 @@ function attention(sizes: AttentionSizes): OpCase {
     normal([batch, keys, kvHeads, valueDim], 62),
   ]
   const note = `${causal ? 'causal' : ''} scale ${scale}`
-  return close('attention', bias === undefined ? qkv : [...qkv, bias], { scale, causal }, note)
+  return opCase('attention', bias === undefined ? qkv : [...qkv, bias], { scale, causal }, note)
 }
 
 /** Random numbers where `isSeen`, -Infinity elsewhere. */
@@ -230,7 +231,7 @@ const ropes = (
   ] as const
 ).flatMap((shape) => {
   const { cos, sin } = rotation(shape[1], shape[3] / 2)
-  return [true, false].map((interleaved) => close('rope', [normal(shape, 70), cos, sin], { interleaved }))
+  return [true, false].map((interleaved) => opCase('rope', [normal(shape, 70), cos, sin], { interleaved }))
 })
 
 interface Conv2dSizes {
@@ -243,7 +244,7 @@ interface Conv2dSizes {
 function conv2d({ x, weight, stride = 1, padding = [0, 0, 0, 0] }: Conv2dSizes): OpCase {
   const note = `stride ${stride} padding ${padding.join()}`
   const inputs = [normal(x, 80), normal(weight, 81), normal(weight.slice(0, 1), 82)]
-  return close('conv2d', inputs, { stride, padding }, note)
+  return opCase('conv2d', inputs, { stride, padding }, note)
 }
 
 const spatial = [
@@ -256,14 +257,17 @@ const spatial = [
   conv2d({ x: [1, 32, 24, 24], weight: [32, 32, 3, 3], padding: [1, 1, 1, 1] }),
   conv2d({ x: [0, 2, 4, 4], weight: [3, 2, 3, 3] }),
   conv2d({ x: [1, 0, 4, 4], weight: [3, 0, 3, 3] }),
-  exact('upsample_nearest2d', [normal([1, 1, 1, 1], 83)], { scale: 2 }),
-  exact('upsample_nearest2d', [normal([2, 3, 5, 7], 84)], { scale: 2 }),
-  exact('upsample_nearest2d', [normal([1, 2, 3, 2], 85)], { scale: 3 }),
-  exact('upsample_nearest2d', [normal([1, 2, 4, 4], 86)], { scale: 1 }),
-  exact('upsample_nearest2d', [normal([1, 2, 0, 4], 87)], { scale: 2 }),
+  withAttributes('upsample_nearest2d', [normal([1, 1, 1, 1], 83)], { scale: 2 }),
+  withAttributes('upsample_nearest2d', [normal([2, 3, 5, 7], 84)], { scale: 2 }),
+  withAttributes('upsample_nearest2d', [normal([1, 2, 3, 2], 85)], { scale: 3 }),
+  withAttributes('upsample_nearest2d', [normal([1, 2, 4, 4], 86)], { scale: 1 }),
+  withAttributes('upsample_nearest2d', [normal([1, 2, 0, 4], 87)], { scale: 2 }),
 ]
 
-/** Cases of every operation but `shard`, whose attributes only a partition makes. */
+/**
+ * Cases of every operation: usual and odd sizes, 0 and 1, broadcasting, masks, all attributes. Not of `shard`, whose
+ * attributes only a partition makes: the styles check it.
+ */
 export const OP_CASES: readonly OpCase[] = [
   ...elementwise,
   ...linear,

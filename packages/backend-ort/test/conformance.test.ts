@@ -1,0 +1,7 @@
+import { defineBackendConformance } from '@rankwise/conformance'
+import { ort } from '../src/index.ts'
+
+defineBackendConformance({
+  create: () => ort({ device: 'cpu', threads: 1 }),
+  worker: new URL('workers/conformance.ts', import.meta.url),
+})

@@ -1,0 +1,42 @@
+import { RankwiseError, sizeOf } from '@rankwise/core'
+import { filled } from './filled.ts'
+import type { Operand, RuleContext, Rules } from './rule.ts'
+
+/** One product over all rows of x, with the weight as it is stored. In bfloat16 where the weight is. */
+function linear({ engine, outputs: [result] }: RuleContext<object>, x: Operand, weight: Operand) {
+  const [out, features] = weight.shape as [number, number]
+  const shape = result?.shape ?? []
+  if (features === 0) return [filled(engine, shape, 0)]
+  const { ref, order } = weight.stored ?? { ref: weight.ref, order: [0, 1] }
+  const isTransposed = order[0] === 1
+  const rows = engine.reshape(x.ref, [1, sizeOf(x.shape) / features, features])
+  const matrix = engine.reshape(ref, isTransposed ? [1, features, out] : [1, out, features])
+  const product =
+    ref.dtype === 'bfloat16'
+      ? engine.cast(engine.matMul(engine.cast(rows, 'bfloat16'), matrix, !isTransposed), 'float32')
+      : engine.matMul(rows, matrix, !isTransposed)
+  return [engine.reshape(product, shape)]
+}
+
+/** Looks rows up before they are cast or moved: a table has many more than a prompt has tokens. */
+function embedding({ engine, outputs: [result] }: RuleContext<object>, ids: Operand, table: Operand) {
+  requireEntries(engine.read(ids.ref) as Int32Array, table.shape[0] as number)
+  const { ref, order } = table.stored ?? { ref: table.ref, order: [0, 1] }
+  const isTransposed = order[0] === 1
+  const flat = engine.reshape(ids.ref, [sizeOf(ids.shape)])
+  const found = engine.gather(ref, flat, isTransposed ? 1 : 0)
+  const rows = isTransposed ? engine.transpose(found, [1, 0]) : found
+  return [engine.reshape(rows.dtype === 'bfloat16' ? engine.cast(rows, 'float32') : rows, result?.shape ?? [])]
+}
+
+/** WebAssembly and GPUs do not notice ids outside of the table. @throws RankwiseError `EMBEDDING_ID` */
+function requireEntries(ids: Int32Array, entries: number): void {
+  const position = ids.findIndex((id) => id < 0 || id >= entries)
+  if (position < 0) return
+  throw new RankwiseError('EMBEDDING_ID', `the id ${ids[position]} is outside of the table`, {
+    actual: { id: ids[position], position, entries },
+    rule: 'ids are at least 0 and less than the number of entries',
+  })
+}
+
+export const linearRules: Rules = { linear, embedding }

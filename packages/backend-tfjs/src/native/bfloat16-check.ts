@@ -1,0 +1,59 @@
+import type { Engine, Ref } from '../engine.ts'
+
+/** Bits of small integers in bfloat16, which has 8 of them: exact, and so are sums up to 256. */
+const BITS = new Map([
+  [-1, 0xbf80],
+  [0, 0],
+  [1, 0x3f80],
+  [2, 0x4000],
+  [3, 0x4040],
+])
+const VALUES = [...BITS.keys()]
+
+/**
+ * Multiplies small integers in bfloat16, as weights are: handed over as bytes, reinterpreted, transposed. That this works is
+ * nothing that TensorFlow.js promises.
+ *
+ * @returns what is wrong; `undefined` when all is right
+ */
+export function bfloat16Problem(engine: Engine): string | undefined {
+  const [rows, inner, columns] = [3, 33, 5]
+  const element = (i: number) => VALUES[(i * 7) % VALUES.length] as number
+  const left = Array.from({ length: rows * inner }, (_, i) => element(i))
+  const right = Array.from({ length: columns * inner }, (_, i) => element(i + 2))
+  const expected = Array.from({ length: rows * columns }, (_, n) => {
+    const [row, column] = [Math.floor(n / columns), n % columns]
+    const products = Array.from({ length: inner }, (_, k) => element(row * inner + k) * element(column * inner + k + 2))
+    return products.reduce((sum, product) => sum + product, 0)
+  })
+  try {
+    const product = multiply(engine, { left, right, rows, inner, columns })
+    const wrong = product.findIndex((value, i) => value !== expected[i])
+    if (product.length === expected.length && wrong < 0) return undefined
+    return `a product is ${product[wrong]} at ${wrong}, not ${expected[wrong]}`
+  } catch (cause) {
+    return cause instanceof Error ? cause.message : String(cause)
+  }
+}
+
+interface Product {
+  readonly left: readonly number[]
+  readonly right: readonly number[]
+  readonly rows: number
+  readonly inner: number
+  readonly columns: number
+}
+
+function multiply(engine: Engine, { left, right, rows, inner, columns }: Product): Float32Array {
+  const [product] = engine.tidy(() => {
+    const x = engine.cast(engine.write('float32', [1, rows, inner], Float32Array.from(left)), 'bfloat16')
+    const bits = Uint16Array.from(right, (value) => BITS.get(value) as number)
+    const weight = engine.write('bfloat16', [1, columns, inner], bits)
+    return [engine.cast(engine.matMul(x, weight, true), 'float32')]
+  })
+  try {
+    return engine.read(product as Ref) as Float32Array
+  } finally {
+    engine.free(product as Ref)
+  }
+}

@@ -1,0 +1,3 @@
+import { defineCollectivesConformance } from '@rankwise/conformance'
+
+defineCollectivesConformance({ worker: new URL('workers/conformance.ts', import.meta.url) })

@@ -1,0 +1,22 @@
+import { type ModelMixin, partition } from '@rankwise/core'
+import { type CheckGroup, defineChecks } from './check.ts'
+import { goldenGroups } from './model/golden-checks.ts'
+import type { ModelCheckpoint, ModelConformanceOptions } from './model/options.ts'
+import { planChecks } from './model/plan-checks.ts'
+import { checkpointChecks } from './model/shard-checks.ts'
+
+/**
+ * Defines the tests that every model passes: its plan computes at every degree what the whole model does, deals every
+ * element of a weight to one rank, and takes no other degree; checkpoints fit; every rank's shards are those of the
+ * reference implementation; outputs agree with it at every degree, and all ranks hold the same bits.
+ */
+export function defineModelConformance<M extends ModelMixin>(options: ModelConformanceOptions<M>): void {
+  const { model, checkpoints, degrees = [1, 2, 4], exchanges } = options
+  const plans = checkpoints.map(({ name, directory }): CheckGroup => {
+    return { title: `the plan of ${name}`, checks: planChecks({ model, directory, degrees, exchanges, partition }) }
+  })
+  const weights = checkpoints.map((checkpoint: ModelCheckpoint): CheckGroup => {
+    return { title: `the weights of ${checkpoint.name}`, checks: checkpointChecks(model, checkpoint) }
+  })
+  defineChecks('a model', [...plans, ...weights, ...goldenGroups(options)])
+}

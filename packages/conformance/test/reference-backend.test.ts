@@ -1,0 +1,4 @@
+import { ReferenceBackend } from '@rankwise/core/reference'
+import { defineBackendConformance } from '../src/index.ts'
+
+defineBackendConformance({ create: () => new ReferenceBackend(), supports: { dtypes: ['float32', 'float64'] } })
