@@ -28,7 +28,7 @@ import { SharedTensor } from './shared-tensor.ts'
 import { SingleRankCollectives } from './single-rank-collectives.ts'
 import { StepwiseExchange } from './stepwise-exchange.ts'
 
-/** From this size on, shared tensors are reduced where they are. 64 KiB measured: 7.0 us, and 8.2 us copied. */
+/** From this size on, shared tensors are reduced where they are. 64 KiB measured: 3.9 us, and 8.0 us copied. */
 const IN_PLACE_BYTES = 65_536
 
 /** What a group is made of, beside its arena. */

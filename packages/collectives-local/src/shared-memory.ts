@@ -34,8 +34,8 @@ export class SharedMemory {
     requireSize(byteLength)
     const descriptor = native.createMemory()
     return SharedMemory.#owning(descriptor, () => {
-      ftruncateSync(descriptor, byteLength)
       requireAvailable(byteLength)
+      setSize(descriptor, byteLength)
       native.reserve(descriptor, byteLength)
       return new SharedMemory(native, descriptor, byteLength)
     })
@@ -96,6 +96,18 @@ export class SharedMemory {
     this.closeDescriptor()
     if (this.#mapped) this.#native.unmap(this.address, this.bytes.byteLength)
     this.#mapped = false
+  }
+}
+
+function setSize(descriptor: number, byteLength: number): void {
+  try {
+    ftruncateSync(descriptor, byteLength)
+  } catch (cause) {
+    throw new RankwiseError('SHARED_MEMORY', 'the system refuses shared memory of this size', {
+      actual: { bytes: byteLength, errno: (cause as NodeJS.ErrnoException).code },
+      remedy: 'check the limits of this process (ulimit -f), or choose smaller slotBytes',
+      cause,
+    })
   }
 }
 
