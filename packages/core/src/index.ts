@@ -36,6 +36,7 @@ export {
   writeSafetensors,
 } from './save/index.ts'
 export * from './segment.ts'
+export { checkArguments } from './segment-arguments.ts'
 export type { SplitOptions } from './split-weights.ts'
 export type { Store, StoreWaitOptions } from './store.ts'
 export * from './styles.ts'
