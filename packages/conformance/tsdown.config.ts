@@ -1,3 +1,3 @@
 import { library } from '../../tsdown.base.ts'
 
-export default library('src/index.ts', 'src/compare/index.ts', 'src/ranks/index.ts')
+export default library('src/index.ts', 'src/compare.ts', 'src/ranks.ts')

@@ -36,7 +36,9 @@ export interface MemoryReport {
 export interface Executable {
   /**
    * Runs once; arguments and results are in the order of `segment.inputs`, `.parameters` and `.outputs`. Results share
-   * memory neither with arguments nor with each other: an all-reduce writes into them.
+   * memory neither with arguments nor with each other: an all-reduce writes into them. Inputs stay as they are.
+   *
+   * @throws RankwiseError `ARGUMENT_MISMATCH`, `TENSOR_FOREIGN`, `TENSOR_DISPOSED`, `EXECUTABLE_DISPOSED`
    */
   run(inputs: readonly DeviceTensor[], parameters: readonly DeviceTensor[]): Promise<readonly DeviceTensor[]>
   /** Frees what compiling took; idempotent. */
@@ -50,7 +52,10 @@ export interface LoadShardOptions {
   readonly signal?: AbortSignal | undefined
 }
 
-/** What executes segments. It knows neither ranks nor placements: shapes and slices it is given are local. */
+/**
+ * What executes segments. It knows neither ranks nor placements: shapes and slices it is given are local. The tests of
+ * `@rankwise/conformance` check all that is promised here; `HostBackend` is the part that backends in host memory share.
+ */
 export interface Backend extends AsyncDisposable {
   readonly name: string
   readonly supports: Capabilities
@@ -59,21 +64,27 @@ export interface Backend extends AsyncDisposable {
    * @default everything fits
    */
   requireRoom?(sources: readonly ShardSource[]): void
-  /** Loads a rank's slice of one checkpoint tensor. */
+  /**
+   * Loads a rank's slice of one checkpoint tensor. A dtype that it does not compute in is refused before anything is read.
+   *
+   * @throws RankwiseError `DTYPE_UNSUPPORTED`, `ABORTED`, `BACKEND_DISPOSED`, and those of the source
+   */
   loadShard(source: ShardSource, options: LoadShardOptions): Promise<DeviceTensor>
   /**
    * Compiles the operations between two all-reduces.
    *
    * @param parameters - weights of the first run, in the order of `segment.parameters`; those of later runs have the same
    *   storage. @default weights stored in the dtype that the segment computes in
+   * @throws RankwiseError `OP_UNSUPPORTED` with the path of the module, `DTYPE_UNSUPPORTED`, `ARGUMENT_MISMATCH`,
+   *   `BACKEND_DISPOSED`
    */
   compile(segment: Segment, parameters?: readonly DeviceTensor[]): Promise<Executable>
-  /** Takes a host tensor over; the caller does not write to it any more. */
+  /** Takes a host tensor over; the caller does not write to it any more. @throws RankwiseError `BACKEND_DISPOSED` */
   upload(tensor: Tensor): DeviceTensor
-  /** The content of a tensor, on the host. @throws RankwiseError `TENSOR_DISPOSED` */
+  /** The content of a tensor, on the host. @throws RankwiseError `TENSOR_DISPOSED`, `TENSOR_FOREIGN` */
   download(tensor: DeviceTensor): Promise<Tensor>
   /** What is loaded and compiled now; back at zero after everything is disposed. */
   memory(): MemoryReport
-  /** Frees weights and executables; idempotent. */
+  /** Frees weights and executables, after the runs that are under way; idempotent. */
   dispose(): Promise<void>
 }

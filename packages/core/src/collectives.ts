@@ -15,7 +15,11 @@ export interface CollectiveOptions {
  * are bitwise equal on all ranks, because partial results are always added in rank order (with NCCL: in an order of its
  * own).
  *
- * @throws RankwiseError `RANK_LOST`, `COLLECTIVE_TIMEOUT`, `COLLECTIVE_MISMATCH`, `ABORTED` from every operation.
+ * The tests of `@rankwise/conformance` check it.
+ *
+ * @throws RankwiseError `RANK_LOST`, `COLLECTIVE_TIMEOUT`, `COLLECTIVE_MISMATCH`, `ABORTED`, `COLLECTIVES_DESTROYED` from
+ * every operation; `RANK_LOST` and `COLLECTIVE_TIMEOUT` name the ranks in `actual.ranks`. Before anything is sent:
+ * `COLLECTIVE_OP`, `COLLECTIVE_DTYPE`, `COLLECTIVE_SHAPE`, `COLLECTIVE_SOURCE`.
  */
 export interface Collectives extends AsyncDisposable {
   readonly name: string

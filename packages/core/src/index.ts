@@ -37,6 +37,7 @@ export {
   writeSafetensors,
 } from './save/index.ts'
 export * from './segment.ts'
+export { checkArguments } from './segment-arguments.ts'
 export type { SplitOptions } from './split-weights.ts'
 export { openStore } from './store/open-store.ts'
 export { PrefixStore } from './store/prefix-store.ts'

@@ -1,42 +1,4 @@
-import { defineModelConformance, type ModelGolden } from '@rankwise/conformance'
-import { loadGolden, onRanks, referencePath } from '@rankwise/fixtures'
-import { Flux2Transformer2DModel } from '../src/index.ts'
-import type { TappedRun, Taps } from './workers/tapped-transformer.ts'
+import { defineModelConformance } from '@rankwise/conformance'
+import { CONFORMANCE } from './conformance-options.ts'
 
-const WORKER = new URL('workers/tapped-transformer.ts', import.meta.url)
-const BLOCKS = ['double0.0', 'double0.1', 'double1.0', 'double1.1', 'single0', 'single1', 'single2'].map(
-  (b) => `mid.${b}`,
-)
-
-// The goldens of klein have no blocks; those of dev have all.
-const GOLDENS = [
-  { checkpoint: 'flux2-klein-tiny', name: 'flux2-klein-tiny.a', compared: ['mid.temb', 'out'] },
-  { checkpoint: 'flux2-klein-tiny', name: 'flux2-klein-tiny.b', compared: ['mid.temb', 'out'] },
-  { checkpoint: 'flux2-tiny', name: 'flux2-tiny.a', compared: ['mid.temb', ...BLOCKS, 'out'] },
-  { checkpoint: 'flux2-tiny', name: 'flux2-tiny.b', compared: ['mid.temb', ...BLOCKS, 'out'] },
-  { checkpoint: 'flux2-tiny-bf16', name: 'flux2-tiny-bf16.a', compared: ['out'] },
-].map(({ checkpoint, name, compared }): ModelGolden & TappedRun => {
-  const golden = `transformer/${name}.f32.safetensors`
-  const outputs = async () => {
-    const tensors = await loadGolden(golden)
-    return Object.fromEntries(compared.map((output) => [output, tensors.get(output)]))
-  }
-  return { checkpoint, name, golden, outputs }
-})
-
-defineModelConformance({
-  model: Flux2Transformer2DModel,
-  checkpoints: ['flux2-tiny', 'flux2-klein-tiny', 'flux2-tiny-bf16'].map((name) => ({
-    name,
-    directory: referencePath(name, 'transformer'),
-    shards: referencePath('goldens', 'tp', `${name}.shards.json`),
-  })),
-  goldens: GOLDENS,
-  run: async (worldSize) => {
-    const runs = GOLDENS.map(({ checkpoint, golden }): TappedRun => ({ checkpoint, golden }))
-    return (await onRanks<readonly Taps[]>(worldSize, WORKER, runs)) as readonly (readonly Record<
-      string,
-      Float32Array
-    >[])[]
-  },
-})
+defineModelConformance(CONFORMANCE)

@@ -23,7 +23,7 @@ import { type Bench, onBackend } from './bench.ts'
 import type { BackendSubject } from './options.ts'
 
 /** A module for graphs that have no weights. */
-export class Empty extends Module {
+class Empty extends Module {
   override forward(): void {}
 }
 

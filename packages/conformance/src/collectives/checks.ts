@@ -42,6 +42,7 @@ export function operationGroups({ launch, sums, worldSizes }: CollectivesSubject
         check('every operation in every dtype, from 0 elements to 300,000', (all) => nothingWrong(all, 'results')),
         check('hold the same bits', (all) => assert.equal(new Set(all.map(({ hash }) => hash)).size, 1)),
         check('run calls that are not waited for in order', (all) => nothingWrong(all, 'order')),
+        check('give every call a result of its own', (all) => nothingWrong(all, 'kept')),
         check('leave a barrier when the last has come', (all) => nothingWrong(all, 'barrier')),
         check('refuse bad arguments with their codes, and go on', (all) => {
           nothingWrong(all, 'refusals')

@@ -86,6 +86,7 @@ async function runOperations(collectives: Collectives, { sums }: CollectivesTask
         some.map((plan) => perform(collectives, plan).then((all) => checked(collectives, plan, all, sums))),
       )
     ).flat(),
+    kept: await checkKept(collectives),
     barrier: await checkBarrier(collectives),
     refusals: await checkRefusals(collectives),
     after: [] as string[],
@@ -146,6 +147,27 @@ function closeSums(dtype: DType, actual: Uint8Array, expected: Uint8Array): bool
   const finite = [...e.keys()].filter((i) => Number.isFinite(a[i]) && Number.isFinite(e[i]))
   const values = (of: Float64Array) => finite.map((i) => of[i] as number)
   return relativeRms(values(a), values(e)) <= (dtype === 'bfloat16' ? 1e-2 : 2e-3)
+}
+
+/** A result is its own: the next call of the same shape neither changes it nor gives it again. */
+async function checkKept(collectives: Collectives): Promise<string[]> {
+  const { worldSize } = collectives
+  const wrong: string[] = []
+  const kinds: readonly (readonly [string, (value: number) => Promise<Tensor>, (value: number) => number])[] = [
+    ['allGather', (value) => collectives.allGather(Tensor.float32([1], [value])), (value) => value],
+    [
+      'reduceScatter',
+      (value) => collectives.reduceScatter(Tensor.float32([worldSize], new Array(worldSize).fill(value))),
+      (value) => worldSize * value,
+    ],
+  ]
+  for (const [kind, call, expected] of kinds) {
+    const results = [await call(1), await call(2), await call(3)]
+    for (const [i, { data }] of results.entries()) {
+      if ([...data].some((value) => value !== expected(i + 1))) wrong.push(`${kind}: result ${i} of 3 is [${data}]`)
+    }
+  }
+  return wrong
 }
 
 /** Nobody leaves a barrier before the last has come. */

@@ -39,7 +39,7 @@ export function goldenGroups({ goldens, run, degrees = [1, 2, 4] }: ModelConform
 }
 
 /** @throws Error naming the output and the worst index */
-export async function checkGolden(outputs: Outputs | undefined, golden: ModelGolden): Promise<void> {
+async function checkGolden(outputs: Outputs | undefined, golden: ModelGolden): Promise<void> {
   const expected = Object.entries(await golden.outputs())
   assert.ok(expected.length > 0, `the golden ${golden.name} has outputs`)
   for (const [name, whole] of expected) {
