@@ -4,6 +4,9 @@ import { LineReader } from './line-reader.ts'
 /** The fields of a message; every message is an object. */
 export type Message = Readonly<Record<string, unknown>>
 
+/** How long the other side may take to end a connection. */
+const CLOSE_MS = 1_000
+
 /** Messages over a socket, one line of JSON each. It does not keep the process alive. */
 export class Connection {
   onMessage: (message: Message) => void = () => {}
@@ -32,10 +35,16 @@ export class Connection {
     if (this.#socket.writable) this.#socket.write(`${JSON.stringify(message)}\n`)
   }
 
-  /** Ends the connection after what is still to be sent; nothing is reported any more. */
+  /**
+   * Ends the connection after what is still to be sent; nothing is reported any more. It goes on reading until the other
+   * side ends as well: closing with bytes unread would reset the connection, and take from the other side what it was
+   * sent last.
+   */
   close(): void {
     this.#ended = true
-    this.#socket.destroySoon()
+    this.#socket.end()
+    const timer = setTimeout(() => this.#socket.destroy(), CLOSE_MS).unref()
+    this.#socket.once('close', () => clearTimeout(timer))
   }
 
   #read(lines: readonly string[] | undefined): void {
