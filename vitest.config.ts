@@ -3,8 +3,8 @@ import { configDefaults, defineConfig } from 'vitest/config'
 // Packages resolve to each other's sources, so that tests need no build and stack traces show TypeScript.
 const conditions = ['@rankwise/source', 'node', 'import', 'module', 'default']
 
-// In one of three whole runs a rank over MPI ended with SIGSEGV, whose cause is not known yet. The package is not published
-// until it is; `pnpm test:mpi` runs these tests.
+// In one of three whole runs a rank over MPI ended with SIGSEGV. What was found is mended, but has to be seen in more runs
+// before the package is published; `pnpm test:mpi` runs these tests.
 const isMpiTested = process.env.RANKWISE_TEST_MPI !== undefined
 const mpiTests = ['failures', 'mpich', 'openmpi'].map((name) => `packages/collectives-mpi/test/${name}.test.ts`)
 

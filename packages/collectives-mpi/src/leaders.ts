@@ -101,6 +101,7 @@ export class Leaders {
       this.#reduceArrays(dtype, op, sources, target.subarray(targetStart + first, targetStart + end))
       if (performance.now() - released < HOLD_MS) continue
       await setImmediate()
+      this.#mpi.requireRunning()
       released = performance.now()
     }
   }

@@ -116,6 +116,11 @@ export class MpiProcess {
     await this.#until(() => this.#mailbox.takeDone(slot))
   }
 
+  /** @throws Error when the group has ended: its memory may be gone */
+  requireRunning(): void {
+    this.#requireRunning()
+  }
+
   /** Ends MPI together with all others. */
   async finalize(): Promise<void> {
     const end = performance.now() + FINALIZE_MS
@@ -139,9 +144,10 @@ export class MpiProcess {
   async #until(condition: () => boolean): Promise<void> {
     for (let end = performance.now() + SPIN_MS; performance.now() < end; ) if (condition()) return
     for (;;) {
+      // First: the memory is gone once the group has ended, and whoever waits may be the last to hear of it.
+      this.#requireRunning()
       const ticket = this.#mailbox.newsTicket
       if (condition()) return
-      this.#requireRunning()
       await this.#native.sleep(this.#mailbox.newsAddress, ticket)
     }
   }
