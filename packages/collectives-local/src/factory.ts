@@ -1,5 +1,12 @@
 import { setTimeout } from 'node:timers/promises'
-import { type EnvironmentRendezvous, openStore, RankwiseError, type Store } from '@rankwise/core'
+import {
+  type EnvironmentRendezvous,
+  openStore,
+  type ProcessState,
+  processState,
+  RankwiseError,
+  type Store,
+} from '@rankwise/core'
 import { Arena, newNonce } from './arena.ts'
 import type { Member } from './failure-detector.ts'
 import { hostGroup, joinGroup } from './join.ts'
@@ -7,7 +14,6 @@ import { type KernelName, loadKernel } from './kernel.ts'
 import { LocalCollectives } from './local-collectives.ts'
 import type { LocalGroup } from './local-group.ts'
 import { loadNative, type Native } from './native.ts'
-import { type ProcessState, processState } from './process-state.ts'
 import { SingleRankCollectives } from './single-rank-collectives.ts'
 
 /** Options of a group; the defaults suit most. */

@@ -1,6 +1,6 @@
+import { isRunning, processState } from '@rankwise/core'
 import type { Arena } from './arena.ts'
 import { type Failure, nameRanks } from './failure.ts'
-import { isRunning, processState } from './process-state.ts'
 
 /** A rank and the process it is. */
 export interface Member {

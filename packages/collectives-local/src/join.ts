@@ -1,10 +1,9 @@
-import { RankwiseError, type Rendezvous, type Store } from '@rankwise/core'
+import { pidNamespace, RankwiseError, type Rendezvous, type Store } from '@rankwise/core'
 import type { Arena, ArenaLocation } from './arena.ts'
 import { nameRanks } from './failure.ts'
 import type { Member } from './failure-detector.ts'
 import { Meeting } from './meeting.ts'
 import { errorMessage, type Fields, fieldsOf, unreadable } from './message.ts'
-import { pidNamespace } from './process-state.ts'
 
 /** Rank 0, and what the others must have in common with it. */
 interface Host extends Member {

@@ -1,8 +1,7 @@
-import { PrefixStore, RankwiseError, type Store } from '@rankwise/core'
+import { isRunning, PrefixStore, RankwiseError, type Store } from '@rankwise/core'
 import { nameRanks } from './failure.ts'
 import type { Member } from './failure-detector.ts'
 import { type Fields, receive, send } from './message.ts'
-import { isRunning } from './process-state.ts'
 
 /** How often a rank that waits looks whether the processes of the others still run: 15 us each. */
 const LOOK_MS = 100

@@ -1,7 +1,7 @@
+import { isRunning, processState } from '@rankwise/core'
 import { beforeAll, describe, expect, test, vi } from 'vitest'
 import { Arena } from '../src/arena.ts'
 import { loadNative, type Native } from '../src/native.ts'
-import { isRunning, processState } from '../src/process-state.ts'
 
 const NONCE = 12_345
 

@@ -1,3 +1,4 @@
+import { type ProcessState, processState } from '@rankwise/core'
 import { afterEach, beforeEach, expect, test } from 'vitest'
 import { Arena } from '../src/arena.ts'
 import { newCursor } from '../src/cursor.ts'
@@ -5,7 +6,6 @@ import { FailureDetector, type Member } from '../src/failure-detector.ts'
 import { Lockstep } from '../src/lockstep.ts'
 import { loadNative } from '../src/native.ts'
 import type { Operation } from '../src/operation.ts'
-import { type ProcessState, processState } from '../src/process-state.ts'
 
 // Two ranks in one process: the order of their steps is then the one of the test.
 

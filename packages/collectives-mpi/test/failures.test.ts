@@ -1,7 +1,7 @@
 import { readFile } from 'node:fs/promises'
 import { setTimeout } from 'node:timers/promises'
+import { processState } from '@rankwise/core'
 import { afterAll, beforeAll, describe, expect, test } from 'vitest'
-import { processState } from '../../collectives-local/src/process-state.ts'
 import { BARRIER, type Call, hasMpich, Ranks, type Reply } from './ranks.ts'
 
 /** What the interface promises: survivors fail within this time. */

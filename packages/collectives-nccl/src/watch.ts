@@ -1,10 +1,9 @@
 import { setImmediate, setTimeout } from 'node:timers/promises'
-import { RankwiseError } from '@rankwise/core'
+import { isRunning, processState, RankwiseError } from '@rankwise/core'
 import { type Failure, failureError, lost, nameRanks, type Verdict } from './failure.ts'
 import type { Member } from './membership.ts'
 import { NCCL_REMOTE_ERROR } from './nccl-types.ts'
 import type { NoticeBoard } from './notice-board.ts'
-import { isRunning, processState } from './process-state.ts'
 
 /** How long a rank polls at every turn of the event loop; then every millisecond, the finest timer that Node has. */
 const SPIN_MS = 2
