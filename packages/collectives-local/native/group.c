@@ -7,7 +7,7 @@
 enum { CACHE_LINE = 64, PAGE_BYTES = 4096, MAX_RANKS = 1024 };
 
 // As in src/stepwise-exchange.ts, where they are explained.
-enum { DIRECT_BYTES = 1 << 19, IN_PLACE_BLOCK = 1 << 20 };
+enum { DIRECT_BYTES = 1 << 19, DIRECT_CHUNKS = 16, DIRECT_CHUNK = 1 << 18, IN_PLACE_BLOCK = 1 << 20 };
 
 // Reduced and passed on before the next piece is touched: it is still in the first-level cache then.
 enum { PIECE_BYTES = 16384 };
@@ -24,15 +24,16 @@ static size_t chunks_of(size_t bytes, size_t chunk_bytes) {
   return (bytes + chunk_bytes - 1) / chunk_bytes;
 }
 
-// The slot of `rank` for chunk `chunk` of this operation: chunks take turns between two.
+// The slot of `rank` for chunk `chunk` of this operation; as Arena.slot in src/arena.ts, where it is explained.
 static uint8_t *slot_of(const group_t *group, size_t chunk, int rank) {
   size_t half = ((size_t)group->cursor[SLOT_HALF] + chunk) & 1u;
-  size_t slots = (size_t)PAGE_BYTES * (1 + group->world_size);
-  return group->base + slots + (half * group->world_size + rank) * group->slot_bytes;
+  size_t slot = group->world_size == 2 ? (size_t)rank ^ half : half * group->world_size + rank;
+  return group->base + (size_t)PAGE_BYTES * (1 + group->world_size) + slot * group->slot_bytes;
 }
 
 size_t group_arena_bytes(size_t world_size, size_t slot_bytes) {
-  return PAGE_BYTES * (1 + world_size) + 2 * world_size * slot_bytes;
+  size_t slots = world_size == 2 ? 2 : 2 * world_size;
+  return PAGE_BYTES * (1 + world_size) + slots * slot_bytes;
 }
 
 static void finish(group_t *group, size_t chunks) {
@@ -124,9 +125,14 @@ status_t group_barrier(group_t *group) {
   return status;
 }
 
+static size_t direct_chunk_bytes(const group_t *group, size_t total) {
+  size_t share = chunks_of(total, DIRECT_CHUNKS * CACHE_LINE) * CACHE_LINE;
+  return smaller(larger(share, DIRECT_CHUNK), group->slot_bytes);
+}
+
 // Every rank gives all ranks everything, and each reduces all of it.
 static status_t all_reduce_direct(group_t *group, dtype_t dtype, reduce_op_t op, run_t run, size_t total) {
-  size_t chunk_bytes = group->slot_bytes;
+  size_t chunk_bytes = direct_chunk_bytes(group, total);
   size_t chunks = chunks_of(total, chunk_bytes);
   for (;;) {
     size_t step = group->step;

@@ -11,7 +11,7 @@
 
 // Counts the changes of what this code shares with TypeScript: protocol, layout of the arena, exports. The same number is
 // in src/native-kernel.ts, which refuses an addon of another one.
-enum { PROTOCOL = 1 };
+enum { PROTOCOL = 2 };
 
 // Where this rank stands, shared with src/cursor.ts; offsets in 32-bit words.
 enum { PHASE, SLOT_HALF, OPERATION_HALF, VERIFIED, CURSOR_WORDS };

