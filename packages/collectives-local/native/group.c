@@ -130,6 +130,31 @@ static size_t direct_chunk_bytes(const group_t *group, size_t total) {
   return smaller(larger(share, DIRECT_CHUNK), group->slot_bytes);
 }
 
+// Bytes of a run.
+typedef struct {
+  size_t start;
+  size_t bytes;
+} range_t;
+
+// Empty beyond the last one.
+static range_t range_of(size_t chunk, size_t chunk_bytes, size_t total) {
+  size_t start = smaller(chunk * chunk_bytes, total);
+  return (range_t){start, smaller(chunk_bytes, total - start)};
+}
+
+// Reduces one chunk and gives the next, in turns: of two ranks, each writes where it has just read.
+static void reduce_and_give(contributions_t from, run_t run, range_t reduced, range_t given, uint8_t *slot) {
+  for (size_t done = 0; done < larger(reduced.bytes, given.bytes); done += PIECE_BYTES) {
+    from.offset = done;
+    if (done < reduced.bytes) {
+      reduce_run(from, run, reduced.start + done, smaller(PIECE_BYTES, reduced.bytes - done), NULL);
+    }
+    if (done < given.bytes) {
+      copy_in(run, given.start + done, smaller(PIECE_BYTES, given.bytes - done), slot + done);
+    }
+  }
+}
+
 // Every rank gives all ranks everything, and each reduces all of it.
 static status_t all_reduce_direct(group_t *group, dtype_t dtype, reduce_op_t op, run_t run, size_t total) {
   size_t chunk_bytes = direct_chunk_bytes(group, total);
@@ -137,13 +162,11 @@ static status_t all_reduce_direct(group_t *group, dtype_t dtype, reduce_op_t op,
   for (;;) {
     size_t step = group->step;
     if (!group->meeting) {
-      if (step >= 1 && step <= chunks) {
-        size_t start = (step - 1) * chunk_bytes;
-        reduce_run((contributions_t){group, dtype, op, step - 1, 0}, run, start, smaller(chunk_bytes, total - start), NULL);
-      }
+      range_t reduced = step == 0 ? (range_t){0, 0} : range_of(step - 1, chunk_bytes, total);
+      range_t given = range_of(step, chunk_bytes, total);
+      contributions_t from = {group, dtype, op, step - 1, 0};
+      reduce_and_give(from, run, reduced, given, slot_of(group, step, group->rank));
       if (step >= larger(chunks, 1)) break;
-      size_t start = smaller(step * chunk_bytes, total);
-      copy_in(run, start, smaller(chunk_bytes, total - start), slot_of(group, step, group->rank));
     }
     status_t status = end_step(group);
     if (status != DONE) return status;
