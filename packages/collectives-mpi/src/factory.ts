@@ -96,7 +96,6 @@ async function joinConnected(connected: Connected): Promise<Collectives> {
   let local: Collectives | undefined
   let session: MpiSession | undefined
   try {
-    machines.validate()
     if (machines.count === 1) return await joinOneMachine(connected)
     local = await joinMachine(rendezvous, machines, store)
     session = await MpiSession.join(machines, rank, state, chunkMemoryBytes(machines, chunkBytes))

@@ -32,23 +32,17 @@ export class Machines {
   /**
    * @param cards those of all ranks, in rank order
    * @param rank the rank of this process
+   * @throws RankwiseError `MPI_MACHINES`, `CHUNK_BYTES`, `RENDEZVOUS_ADDRESS` when what the ranks say of themselves does
+   *   not fit together; the same on every rank, as all see the same cards
    */
   constructor(cards: readonly Card[], rank: number) {
     this.#cards = cards
     this.worldSize = cards.length
     this.ranks = groupByMachine(cards)
     this.own = this.machineOf(rank)
-  }
-
-  /**
-   * Checks that what the ranks say of themselves fits together.
-   *
-   * @throws RankwiseError `MPI_MACHINES`, `CHUNK_BYTES`, `RENDEZVOUS_ADDRESS`
-   */
-  validate(): void {
-    for (const ranks of this.ranks) requireComplete(ranks, this.#cards)
-    requireSameChunks(this.#cards)
-    requireReachable(this.#cards)
+    for (const ranks of this.ranks) requireComplete(ranks, cards)
+    requireSameChunks(cards)
+    requireReachable(cards)
   }
 
   get count(): number {

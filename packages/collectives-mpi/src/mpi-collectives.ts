@@ -60,6 +60,8 @@ export class MpiCollectives implements Collectives {
   #sequence = 0
   #completed = 0
   #last: Promise<unknown> = Promise.resolve()
+  /** What the operation that runs has begun; the memory of the group is not freed before all of it has ended. */
+  #begun: Promise<unknown>[] = []
   #destroyed: Promise<void> | undefined
 
   constructor({ rank, machines, state, local, leaders, session, memory }: MpiGroup) {
@@ -155,14 +157,20 @@ export class MpiCollectives implements Collectives {
     const result = this.#last.then(() =>
       this.#state.run(operation, signal, async () => {
         await this.#compareOnMachine(operation)
-        const verified = this.#compareMachines()
-        const [value] = await Promise.all([body(verified), verified])
+        const verified = this.#begin(this.#compareMachines())
+        const [value] = await Promise.all([this.#begin(body(verified)), verified])
         this.#completed = operation.sequence
         return value
       }),
     )
-    this.#last = result.catch(() => {})
+    // When an operation fails the group has ended, and with it all that the operation has begun, a little later.
+    this.#last = result.catch(() => {}).then(() => Promise.allSettled(this.#begun.splice(0)))
     return result
+  }
+
+  #begin<T>(work: Promise<T>): Promise<T> {
+    this.#begun.push(work.catch(() => {}))
+    return work
   }
 
   async #compareOnMachine(operation: Operation): Promise<void> {
@@ -225,9 +233,7 @@ export class MpiCollectives implements Collectives {
       const bytes = Math.min(this.#chunkBytes, byteLength - start)
       const chunk = this.#chunks[turn % 2] as Chunk
       await meet(chunk, start, bytes)
-      const exchanged = exchange(chunk, bytes)
-      // Whoever awaits it below gets the rejection.
-      exchanged.catch(() => {})
+      const exchanged = this.#begin(exchange(chunk, bytes))
       await previous?.()
       previous = async () => {
         await exchanged

@@ -1,4 +1,5 @@
 import { networkInterfaces } from 'node:os'
+import { setTimeout } from 'node:timers/promises'
 import fc from 'fast-check'
 import { afterAll, beforeAll, describe, expect, test } from 'vitest'
 import { callOf, firstError, type Layout, type Plan, plans } from './plans.ts'
@@ -6,6 +7,9 @@ import { BARRIER, hasMpich, Ranks } from './ranks.ts'
 
 /** Small chunks, so that many calls take several. Those of more than two machines are split above 64 KiB. */
 const CHUNK_BYTES = 2 ** 17
+
+/** How long a connection may take to end after `destroy`: CLOSE_MS in src/connection.ts, and some. */
+const CONNECTIONS_END_MS = 1_300
 
 const layoutOf = (sizes: readonly number[]): Layout => {
   let next = 0
@@ -102,12 +106,14 @@ describe.runIf(hasMpich())('MPICH without a launcher of its own', { timeout: TIM
   test('destroy frees descriptors, memory and processes, and a new group can follow', async () => {
     await ranks.init([2, 2])
     await ranks.all(() => ({ do: 'destroy' }))
+    await setTimeout(CONNECTIONS_END_MS)
     const before = await ranks.all(() => ({ do: 'held' }))
     await ranks.init([2, 2])
     await runPlan(ranks, sum)
     const during = await ranks.all(() => ({ do: 'held' }))
     expect(during).toMatchObject([1, 0, 1, 0].map((children) => ({ children, mappings: 1 + children })))
     await ranks.all(() => ({ do: 'destroy' }))
+    await setTimeout(CONNECTIONS_END_MS)
     const after = await ranks.all(() => ({ do: 'held' }))
     expect(after).toMatchObject(Array(4).fill({ children: 0, mappings: 0 }))
     expect(after).toEqual(before)
