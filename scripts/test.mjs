@@ -31,9 +31,6 @@ if (!(await isNativeTfjsBuilt())) {
     'Tests of the native library of TensorFlow.js were skipped: node scripts/build-tfjs-native.mjs builds it.',
   )
 }
-if (process.env.RANKWISE_TEST_MPI === undefined) {
-  console.log('Tests of several ranks over MPI were left out: pnpm test:mpi runs them.')
-}
 console.log(failed.length === 0 ? 'All checks and tests passed.' : `Failed: ${failed.join(', ')}.`)
 console.log(`${tests.passed} passed, ${tests.failed} failed${tests.skipped > 0 ? `, ${tests.skipped} skipped` : ''}`)
 process.exitCode = failed.length === 0 ? 0 : 1
