@@ -3,6 +3,7 @@ import type { RankCommand } from '../rank-command.ts'
 export type EngineName =
   | 'rankwise local'
   | 'rankwise in-arena'
+  | 'rankwise tcp'
   | 'rankwise mpi'
   | 'gloo'
   | 'openmpi'

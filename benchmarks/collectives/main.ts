@@ -9,7 +9,7 @@ import { findGloo } from './gloo.ts'
 import { measure } from './measure.ts'
 import { findOpenMpi } from './openmpi.ts'
 import { planOf, SIZES } from './plan.ts'
-import { findInArena, findLocal, findMpi } from './rankwise.ts'
+import { findInArena, findLocal, findMpi, findTcp } from './rankwise.ts'
 import { formatRatios, formatRow, type Row, rowOf } from './row.ts'
 
 interface Options {
@@ -60,6 +60,7 @@ async function findEngines(): Promise<readonly Engine[]> {
   const found: Record<string, Found> = {
     'rankwise local': await findLocal(),
     'rankwise in-arena': await findInArena(),
+    'rankwise tcp': await findTcp(),
     'rankwise mpi': findMpi(),
     gloo,
     openmpi: findOpenMpi(folder),

@@ -9,14 +9,26 @@ import { hasSharedTensors } from './shared-tensors.ts'
 
 const RANK = new URL('rank.ts', import.meta.url)
 
-const local = (memory: 'private' | 'arena') => async (ranks: number, plans: readonly string[]) =>
-  (await rankEnvironment(ranks)).map((env) => ({ ...nodeCommand(RANK, ['local', memory, ...plans]), env }))
+const local =
+  (memory: 'private' | 'arena', transport: 'shm' | 'tcp' = 'shm') =>
+  async (ranks: number, plans: readonly string[]) =>
+    (await rankEnvironment(ranks)).map((env) => ({
+      ...nodeCommand(RANK, ['local', memory, ...plans]),
+      env: { ...env, RANKWISE_TRANSPORT: transport },
+    }))
 
 /** Tensors anywhere in memory. */
 export async function findLocal(): Promise<Found> {
   await using alone = await initProcessGroup({ env: {} })
   const { kernel = 'js' } = alone.collectives as { readonly kernel?: string }
   return { engines: [{ name: 'rankwise local', commands: local('private') }], about: `${kernel} kernel` }
+}
+
+/** Ranks that are connected over the loopback, as where they cannot share memory. */
+export async function findTcp(): Promise<Found> {
+  await using alone = await initProcessGroup({ env: {} })
+  const { kernel = 'js' } = alone.collectives as { readonly kernel?: string }
+  return { engines: [{ name: 'rankwise tcp', commands: local('private', 'tcp') }], about: `${kernel} kernel, loopback` }
 }
 
 /** Tensors in the memory that the ranks share, which are reduced where they are. */

@@ -29,7 +29,9 @@ const COMPARISONS: readonly (readonly [EngineName, EngineName])[] = [
   ['openmpi', 'rankwise local'],
   ['openmpi chunked', 'rankwise local'],
   ['rankwise local', 'rankwise in-arena'],
+  ['gloo', 'rankwise tcp'],
   ['gloo', 'rankwise mpi'],
+  ['openmpi tcp', 'rankwise tcp'],
   ['openmpi tcp', 'rankwise mpi'],
 ]
 

@@ -1,3 +1,3 @@
 import { library } from '../../tsdown.base.ts'
 
-export default library('src/index.ts', 'src/reference/index.ts')
+export default library('src/index.ts', 'src/collectives/index.ts', 'src/reference/index.ts')

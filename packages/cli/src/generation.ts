@@ -1,3 +1,4 @@
+import type { LocalGroup } from '@rankwise/collectives-local'
 import '@rankwise/collectives-local'
 import {
   type Backend,
@@ -31,6 +32,7 @@ export interface GenerationRequest {
 export async function generate(request: GenerationRequest): Promise<GenerationSummary> {
   const started = performance.now()
   await using group = await initProcessGroup({ backend: 'local' })
+  if (group.rank === 0) reportTransport(group.collectives as LocalGroup)
   await using backend = await createBackend(request.backend, { threads: request.threads })
   const progress = group.rank === 0 ? createProgress() : silentProgress
   try {
@@ -60,6 +62,11 @@ export async function generate(request: GenerationRequest): Promise<GenerationSu
   } finally {
     progress.stop()
   }
+}
+
+/** Shared memory is what everybody expects; TCP is much slower. */
+function reportTransport({ transport, transportReason }: LocalGroup): void {
+  if (transport === 'tcp') console.error(`collectives: tcp, as ${transportReason}`)
 }
 
 function loadPipeline(

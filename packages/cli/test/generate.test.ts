@@ -66,6 +66,17 @@ describe('rankwise generate', () => {
     expect(differing(await picture(out), golden)).toBeLessThanOrEqual(0.001)
   })
 
+  it('draws the same over TCP, and says so', async () => {
+    const out = join(folder, 'demo-tcp.png')
+    process.env.RANKWISE_TRANSPORT = 'tcp'
+    const { code, stderr } = await rankwise('generate', '--tp', '2', '--threads', '1', '--out', out).finally(() => {
+      delete process.env.RANKWISE_TRANSPORT
+    })
+    expect(code, stderr).toBe(0)
+    expect(stderr.match(/collectives: tcp, as transport 'tcp' was asked for/g)).toHaveLength(1)
+    expect(await picture(out)).toEqual(await picture(join(folder, 'demo.png')))
+  })
+
   it('refuses a degree once, before ranks are started', async () => {
     const { code, stderr } = await rankwise('generate', '--tp', '3', '--out', join(folder, 'none.png'))
     expect(code).toBe(1)

@@ -221,7 +221,7 @@ static napi_value broadcast(napi_env env, napi_callback_info info) {
   return number(env, group_broadcast(group, (int)source, tensor));
 }
 
-// reduce(variant, dtype, op, sources: TypedArray[], target): without a group, for the tests of the instruction sets
+// reduce(variant, dtype, op, sources: TypedArray[], target): without a group: over TCP, and in the tests of the instruction sets
 static napi_value reduce(napi_env env, napi_callback_info info) {
   napi_value values[MAX_ARGUMENTS];
   int64_t index;

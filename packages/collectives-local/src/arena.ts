@@ -1,7 +1,7 @@
 import { randomInt } from 'node:crypto'
 import { RankwiseError, viewAs } from '@rankwise/core'
+import { OPERATION_WORDS, type Verdict } from '@rankwise/core/collectives'
 import type { Native } from './native.ts'
-import { OPERATION_WORDS } from './operation.ts'
 import { SharedMemory } from './shared-memory.ts'
 
 /** Where rank 0 holds the arena, and how it is laid out. */
@@ -12,14 +12,6 @@ export interface ArenaLocation {
   readonly slotBytes: number
   /** Random number that the arena holds too, so that no rank maps another memory by mistake. */
   readonly nonce: number
-}
-
-/** Why a rank gave up; written where the others find it. */
-export interface Verdict {
-  readonly code: string
-  readonly what: string
-  /** The ranks to blame. */
-  readonly ranks: readonly number[]
 }
 
 /** Slots take turns: while one half is read, the other is written. */

@@ -1,26 +1,26 @@
+import { randomBytes } from 'node:crypto'
 import { setTimeout } from 'node:timers/promises'
-import {
-  type EnvironmentRendezvous,
-  openStore,
-  type ProcessState,
-  processState,
-  RankwiseError,
-  type Store,
-} from '@rankwise/core'
-import { Arena, newNonce } from './arena.ts'
-import type { Member } from './failure-detector.ts'
-import { hostGroup, joinGroup } from './join.ts'
-import { type KernelName, loadKernel } from './kernel.ts'
+import { type EnvironmentRendezvous, openStore, RankwiseError, type Store, throwIfAborted } from '@rankwise/core'
+import { requireKnownOptions } from '@rankwise/core/collectives'
+import { Arena, type ArenaLocation, newNonce } from './arena.ts'
+import { connectRanks } from './connect-ranks.ts'
+import { type Agreement, hostGroup, joinGroup } from './join.ts'
+import { type Kernel, type KernelName, loadKernel, reductionFor } from './kernel.ts'
 import { LocalCollectives } from './local-collectives.ts'
 import type { LocalGroup } from './local-group.ts'
-import { loadNative, type Native } from './native.ts'
+import { Meeting } from './meeting.ts'
+import type { Native } from './native.ts'
+import { ShmTransport } from './shm-transport.ts'
 import { SingleRankCollectives } from './single-rank-collectives.ts'
+import type { TransportChoice } from './transport.ts'
+import { type Ability, findAbility } from './transport-choice.ts'
 
 /** Options of a group; the defaults suit most. */
 export interface LocalCollectivesOptions {
   /**
-   * Bytes of a tensor that are exchanged at a time; rank 0 decides for all. The group takes
-   * two slots of two ranks, or two per rank of more, at once. A multiple of 64 from `64 * worldSize` to 2^28. @default 1048576
+   * Bytes of a tensor that are exchanged at a time; rank 0 decides for all. In shared memory, the group takes
+   * two slots of two ranks, or two per rank of more, at once; over TCP, each rank takes as much per other rank, when it is
+   * needed. A multiple of 64 from `64 * worldSize` to 2^28. @default 1048576
    */
   readonly slotBytes?: number
   /**
@@ -33,7 +33,22 @@ export interface LocalCollectivesOptions {
    * results are the same, bit for bit. A kernel that is asked for by name is used or refused. @default 'auto'
    */
   readonly kernel?: KernelName | 'auto'
+  /**
+   * What carries tensors: `shm`, memory that the ranks share; `tcp`, connections over the loopback; or `auto`, shared memory
+   * where every rank has it. The results are the same, bit for bit. A transport that is asked for by name is used or
+   * refused, and then by all ranks; `auto` on one rank goes with what the others ask for.
+   * @default the environment variable RANKWISE_TRANSPORT, or 'auto'
+   */
+  readonly transport?: TransportChoice
+  /** Gives up joining. */
+  readonly signal?: AbortSignal | undefined
 }
+
+const OPTIONS: readonly (keyof LocalCollectivesOptions)[] = ['slotBytes', 'store', 'kernel', 'transport', 'signal']
+const TRANSPORT_VARIABLE = 'RANKWISE_TRANSPORT'
+
+/** Nobody guesses 256 random bits. */
+const SECRET_BYTES = 32
 
 /** Slots have at least a cache line for each rank. */
 const CACHE_LINE = 64
@@ -50,39 +65,33 @@ const MAX_SLOT_BYTES = 2 ** 20
 const FAREWELL_MS = 500
 
 /**
- * Joins ranks of one machine over shared memory. Groups of one rank work on every platform and open nothing.
+ * Joins ranks of one machine, over shared memory or TCP. Groups of one rank work on every platform and open nothing.
  *
- * @throws RankwiseError `TRANSPORT_UNSUPPORTED` when ranks cannot share memory here, `SHARED_MEMORY` when the system
- * refuses it or is short of memory, `KERNEL_UNAVAILABLE`, `KERNEL_UNKNOWN`, `SLOT_BYTES`, `RENDEZVOUS_TIMEOUT`, `RENDEZVOUS_ADDRESS`, `RENDEZVOUS_REFUSED` or `RANK_LOST` when the ranks do not
- * find each other
+ * @throws RankwiseError `TRANSPORT_UNSUPPORTED` and `SHARED_MEMORY` when ranks cannot share memory and `shm` was asked for,
+ * `TRANSPORT_UNKNOWN`, `KERNEL_UNAVAILABLE`, `KERNEL_UNKNOWN`, `SLOT_BYTES`, `COLLECTIVES_OPTIONS`, `RENDEZVOUS_TIMEOUT`, `RENDEZVOUS_ADDRESS`, `RENDEZVOUS_REFUSED` or
+ * `RANK_LOST` when the ranks do not find each other, `ABORTED`
  */
 export async function localCollectives(
   rendezvous: EnvironmentRendezvous,
-  { slotBytes = SLOT_BYTES, kernel: choice = 'auto', store }: LocalCollectivesOptions = {},
+  options: LocalCollectivesOptions = {},
 ): Promise<LocalGroup> {
-  const { rank, worldSize, localWorldSize, timeoutMs } = rendezvous
-  const kernel = await loadKernel(choice)
+  requireKnownOptions('local', options, OPTIONS)
+  const { slotBytes = SLOT_BYTES, kernel: kernelChoice = 'auto', store: given, signal } = options
+  const { worldSize, localWorldSize } = rendezvous
+  throwIfAborted(signal, 'localCollectives')
+  const choice = options.transport ?? (process.env[TRANSPORT_VARIABLE] as TransportChoice | undefined) ?? 'auto'
+  const [kernel, { ability, native }] = await Promise.all([loadKernel(kernelChoice), findAbility(choice)])
   if (worldSize === 1) return new SingleRankCollectives(kernel.name)
   if (localWorldSize !== worldSize) throw severalMachines(worldSize, localWorldSize)
   requireSlotBytes(slotBytes, worldSize)
 
-  const native = await loadNative()
-  const { arena, members } = await meet(native, rendezvous, slotBytes, store)
-  return new LocalCollectives({ native, kernel, members, rank, timeoutMs, label: '' }, arena)
-}
-
-async function meet(native: Native, rendezvous: EnvironmentRendezvous, slotBytes: number, given: Store | undefined) {
-  const join = (store: Store) =>
-    rendezvous.rank === 0
-      ? host(native, store, rendezvous, slotBytes)
-      : joinGroup(store, rendezvous, self(rendezvous.rank), (location) => Arena.open(native, location))
-  if (given !== undefined) return join(given)
-
-  const store = await openStore(rendezvous)
+  const plan: Plan = { rendezvous, ability, native, kernel, kernelChoice, slotBytes, signal }
+  if (given !== undefined) return join(given, plan)
+  const store = await openStore(rendezvous, { signal })
   try {
-    const joined = await join(store)
+    const group = await join(store, plan)
     await store.close()
-    return joined
+    return group
   } catch (error) {
     // The others still read what went wrong; one that is stopped does not hold this rank up for long.
     await Promise.race([store.close(), setTimeout(FAREWELL_MS, undefined, { ref: false })])
@@ -90,22 +99,47 @@ async function meet(native: Native, rendezvous: EnvironmentRendezvous, slotBytes
   }
 }
 
-async function host(native: Native, store: Store, rendezvous: EnvironmentRendezvous, slotBytes: number) {
-  const nonce = newNonce()
-  const arena = Arena.create(native, rendezvous.worldSize, slotBytes, nonce)
-  try {
-    const members = await hostGroup(store, rendezvous, self(0), arena.location(nonce))
-    arena.close()
-    return { arena, members }
-  } catch (error) {
-    arena.destroy()
-    throw error
-  }
+interface Plan {
+  readonly rendezvous: EnvironmentRendezvous
+  readonly ability: Ability
+  readonly native: Native | undefined
+  readonly kernel: Kernel
+  readonly kernelChoice: KernelName | 'auto'
+  readonly slotBytes: number
+  readonly signal: AbortSignal | undefined
 }
 
-function self(rank: number): Member {
-  const { startTime } = processState(process.pid) as ProcessState
-  return { rank, pid: process.pid, startTime }
+async function join(store: Store, plan: Plan): Promise<LocalGroup> {
+  const { rendezvous, native, kernel, signal } = plan
+  const { rank, timeoutMs } = rendezvous
+  using meeting = new Meeting(store, timeoutMs, signal)
+  const agreement = await agree(meeting, plan)
+  const { arena, members, reason: transportReason } = agreement
+  if (native !== undefined && arena !== undefined) {
+    arena.close()
+    const group = { native, kernel, members, rank, timeoutMs, label: '' }
+    return new LocalCollectives({ rank, kernel: kernel.name, transportReason }, new ShmTransport(group, arena))
+  }
+  const { reduce, name } = await reductionFor(kernel, plan.kernelChoice, members.length)
+  const transport = await connectRanks(meeting, rendezvous, agreement, reduce)
+  return new LocalCollectives({ rank, kernel: name, transportReason }, transport)
+}
+
+function agree(meeting: Meeting, { rendezvous, ability, native, slotBytes }: Plan): Promise<Agreement> {
+  const { rank, worldSize } = rendezvous
+  if (rank > 0) {
+    const open = native && ((location: ArenaLocation) => Arena.open(native, location))
+    return joinGroup(meeting, rendezvous, { ability, open })
+  }
+  const create = native && (() => createArena(native, worldSize, slotBytes))
+  const secret = randomBytes(SECRET_BYTES).toString('hex')
+  return hostGroup(meeting, rendezvous, { ability, create, secret, slotBytes })
+}
+
+function createArena(native: Native, worldSize: number, slotBytes: number) {
+  const nonce = newNonce()
+  const arena = Arena.create(native, worldSize, slotBytes, nonce)
+  return { arena, location: arena.location(nonce) }
 }
 
 function requireSlotBytes(slotBytes: number, worldSize: number): void {

@@ -1,14 +1,7 @@
 import { isRunning, processState } from '@rankwise/core'
+import { type Failure, lost, nameRanks } from '@rankwise/core/collectives'
 import type { Arena } from './arena.ts'
-import { type Failure, nameRanks } from './failure.ts'
-
-/** A rank and the process it is. */
-export interface Member {
-  readonly rank: number
-  readonly pid: number
-  /** See `ProcessState`. */
-  readonly startTime: string
-}
+import type { Member } from './member.ts'
 
 /** Finds out why ranks that are waited for do not come. Each rank asks the kernel itself; no rank reports for another. */
 export class FailureDetector {
@@ -65,15 +58,5 @@ export class FailureDetector {
 
   #missingPeers(phase: number): Member[] {
     return this.#peers.filter(({ rank }) => !this.#arena.hasArrived(rank, phase))
-  }
-}
-
-function lost(ranks: readonly number[], what: string): Failure {
-  return {
-    code: 'RANK_LOST',
-    what,
-    ranks,
-    rule: 'every rank takes part in every operation',
-    remedy: 'look at the output of the lost ranks for the first error',
   }
 }

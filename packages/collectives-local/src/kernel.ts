@@ -1,6 +1,6 @@
 import { type DType, type DTypeArrays, RankwiseError, type ReduceOp } from '@rankwise/core'
 import { jsKernel } from './js-kernel.ts'
-import { type Addon, loadAddon } from './native-kernel.ts'
+import { type Addon, loadAddon, nativeReduce } from './native-kernel.ts'
 import { loadWasmKernel } from './wasm-kernel.ts'
 
 /** What reduces: compiled C, WebAssembly with SIMD, or JavaScript. */
@@ -24,6 +24,12 @@ export type Kernel =
   | { readonly name: 'native'; readonly addon: Addon }
   | { readonly name: 'wasm' | 'js'; readonly reduce: Reduce }
 
+/** What reduces, and which kernel it is of. */
+export interface Reduction {
+  readonly name: KernelName
+  readonly reduce: Reduce
+}
+
 /**
  * Loads the kernel; `auto` takes the first that works here of native, wasm and js. All give the same bits.
  *
@@ -40,6 +46,25 @@ export async function loadKernel(choice: KernelName | 'auto'): Promise<Kernel> {
     }
   }
   return load('js')
+}
+
+/** Contributions that the addon reduces outside a group at a time; FEW_PARTS of native/addon.c. */
+const MAX_NATIVE_SOURCES = 16
+
+/**
+ * A reduction of the contributions of so many ranks, without shared memory.
+ *
+ * @throws RankwiseError `KERNEL_UNAVAILABLE` beyond 16 ranks, where the native kernel was asked for by name
+ */
+export async function reductionFor(kernel: Kernel, choice: KernelName | 'auto', ranks: number): Promise<Reduction> {
+  if (kernel.name !== 'native') return kernel
+  if (ranks <= MAX_NATIVE_SOURCES) return { name: 'native', reduce: nativeReduce(kernel.addon) }
+  if (choice === 'auto') return { name: 'wasm', reduce: await loadWasmKernel() }
+  throw new RankwiseError('KERNEL_UNAVAILABLE', 'the native kernel does not reduce so many contributions at once', {
+    actual: { ranks },
+    rule: `without shared memory, kernel 'native' is for at most ${MAX_NATIVE_SOURCES} ranks`,
+    remedy: "choose kernel 'auto'",
+  })
 }
 
 /** The fastest reduction without a group, of arrays of any number of ranks: that of WebAssembly, or else of JavaScript. */

@@ -1,15 +1,20 @@
 import type { CollectiveOptions, Collectives, DType, Shape } from '@rankwise/core'
 import type { KernelName } from './kernel.ts'
 import type { SharedTensor } from './shared-tensor.ts'
+import type { TransportName } from './transport.ts'
 
-/** Collectives between ranks of one machine, with what shared memory makes possible. */
+/** Collectives between the ranks of one machine. */
 export interface LocalGroup extends Collectives {
   /** What reduces; see `LocalCollectivesOptions.kernel`. */
   readonly kernel: KernelName
+  /** What carries tensors from rank to rank; see `LocalCollectivesOptions.transport`. `none` in a group of one rank. */
+  readonly transport: TransportName | 'none'
+  /** Why it is that one, in words: what was asked for, or which rank cannot share memory and why. */
+  readonly transportReason: string
   /**
-   * A tensor of zeros in memory that all ranks share: `allReduce` reduces it in place. Every rank calls it, in the same
-   * order among all operations and with the same dtype and shape; each gets a tensor of its own. If it fails on one rank,
-   * it fails on all, and the group goes on.
+   * A tensor of zeros in memory that all ranks share: `allReduce` reduces it in place. Over TCP the memory is that of this
+   * rank alone and travels like any other. Every rank calls it, in the same order among all operations and with the same
+   * dtype and shape; each gets a tensor of its own. If it fails on one rank, it fails on all, and the group goes on.
    *
    * @throws RankwiseError `SHARED_MEMORY` when there is not enough memory, `COLLECTIVE_SHAPE`, and what every operation
    * throws

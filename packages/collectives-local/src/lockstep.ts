@@ -1,10 +1,19 @@
 import { availableParallelism } from 'node:os'
 import { setImmediate } from 'node:timers/promises'
-import type { Arena, Half, Verdict } from './arena.ts'
+import {
+  describeEncoded,
+  describeOperation,
+  encodeOperation,
+  type Failure,
+  failureError,
+  nameRanks,
+  type Operation,
+  type Verdict,
+} from '@rankwise/core/collectives'
+import type { Arena, Half } from './arena.ts'
 import { type Cursor, OPERATION_HALF, PHASE, VERIFIED } from './cursor.ts'
-import { type Failure, failureError, nameRanks } from './failure.ts'
 import type { FailureDetector } from './failure-detector.ts'
-import { describeEncoded, describeOperation, encodeOperation, type Operation } from './operation.ts'
+import type { Turn } from './turn.ts'
 
 /**
  * How long a rank polls before it sleeps. A rank that sleeps goes on 0.11 to 0.15 ms after it is woken (measured on 2
@@ -15,14 +24,6 @@ const SPIN_MS = 0.15
 
 /** Longest time that operations hold the event loop when no rank is ever waited for. */
 const HOLD_MS = 10
-
-/** One operation as it runs on this rank. */
-export interface Turn {
-  readonly operation: Operation
-  readonly signal: AbortSignal | undefined
-  /** When the wait for other ranks ends; set when it begins, so that an operation that never waits asks no clock. */
-  deadline: number | undefined
-}
 
 /** Which rank this is, and how it is spoken of. */
 export interface LockstepOptions {

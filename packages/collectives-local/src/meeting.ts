@@ -1,6 +1,6 @@
-import { isRunning, PrefixStore, RankwiseError, type Store } from '@rankwise/core'
-import { nameRanks } from './failure.ts'
-import type { Member } from './failure-detector.ts'
+import { PrefixStore, RankwiseError, type Store } from '@rankwise/core'
+import { nameRanks } from '@rankwise/core/collectives'
+import { isGone, type Member } from './member.ts'
 import { type Fields, receive, send } from './message.ts'
 
 /** How often a rank that waits looks whether the processes of the others still run: 15 us each. */
@@ -11,15 +11,33 @@ export class Meeting implements Disposable {
   readonly #store: Store
   readonly #end = new AbortController()
   readonly #timer: NodeJS.Timeout
+  readonly #signal: AbortSignal | undefined
+  readonly #onAbort = () => this.#end.abort(this.#signal?.reason)
   #isOver = false
 
-  /** @param timeoutMs how long the meeting may take */
-  constructor(store: Store, timeoutMs: number) {
+  /**
+   * @param timeoutMs how long the meeting may take
+   * @param signal ends it
+   */
+  constructor(store: Store, timeoutMs: number, signal?: AbortSignal) {
     this.#store = new PrefixStore('collectives-local', store)
+    this.#signal = signal
     this.#timer = setTimeout(() => {
       this.#isOver = true
       this.#end.abort()
     }, timeoutMs)
+    signal?.addEventListener('abort', this.#onAbort)
+    if (signal?.aborted === true) this.#onAbort()
+  }
+
+  /** Aborted when nothing is waited for any more. */
+  get signal(): AbortSignal {
+    return this.#end.signal
+  }
+
+  /** Whether this rank has been told to give up. */
+  get isAborted(): boolean {
+    return this.#signal?.aborted === true
   }
 
   /** Whether the time was over before the meeting was. */
@@ -49,7 +67,7 @@ export class Meeting implements Disposable {
   }
 
   /**
-   * The result of `pending`, unless a process ends first.
+   * The result of `pending`, unless a process ends first that can be looked at.
    *
    * @param members may grow meanwhile
    * @throws RankwiseError `RANK_LOST`
@@ -58,7 +76,7 @@ export class Meeting implements Disposable {
     let timer: NodeJS.Timeout | undefined
     const loss = new Promise<never>((_, reject) => {
       timer = setInterval(() => {
-        const gone = members.filter(({ pid, startTime }) => !isRunning(pid, startTime)).map(({ rank }) => rank)
+        const gone = members.filter(isGone).map(({ rank }) => rank)
         if (gone.length > 0) reject(lost(gone))
       }, LOOK_MS)
     })
@@ -72,6 +90,7 @@ export class Meeting implements Disposable {
   /** Ends all waits. */
   [Symbol.dispose](): void {
     clearTimeout(this.#timer)
+    this.#signal?.removeEventListener('abort', this.#onAbort)
     this.#end.abort()
   }
 }

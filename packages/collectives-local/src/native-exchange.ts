@@ -2,9 +2,10 @@ import { availableParallelism } from 'node:os'
 import type { DType, ReduceOp, TensorData } from '@rankwise/core'
 import type { Arena } from './arena.ts'
 import type { Cursor } from './cursor.ts'
-import type { Completion, Exchange, SharedRange } from './exchange.ts'
-import type { Lockstep, Turn } from './lockstep.ts'
+import type { Completion, SharedExchange, SharedRange } from './exchange.ts'
+import type { Lockstep } from './lockstep.ts'
 import { type Addon, dtypeNumber, type NativeGroup, reduceOpNumber } from './native-kernel.ts'
+import type { Turn } from './turn.ts'
 
 /** The numbers of `status_t` in native/group.h. */
 const DONE = 0
@@ -16,7 +17,7 @@ const MISMATCH = 3
  * The protocol in C: an operation is one call while no rank has to be waited for longer than a rank spins. The call
  * remembers where it stopped; it is made again, with the same arguments, to go on.
  */
-export class NativeExchange implements Exchange {
+export class NativeExchange implements SharedExchange {
   readonly #addon: Addon
   readonly #lockstep: Lockstep
   readonly #group: NativeGroup

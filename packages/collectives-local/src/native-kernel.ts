@@ -2,6 +2,7 @@ import { fileURLToPath } from 'node:url'
 import { type DType, RankwiseError, type ReduceOp, type TensorData } from '@rankwise/core'
 import nodeGypBuild from 'node-gyp-build'
 import type { Cursor } from './cursor.ts'
+import type { Reduce } from './kernel.ts'
 
 /** The group as the addon knows it. */
 export type NativeGroup = { readonly nativeGroup: unique symbol }
@@ -43,6 +44,11 @@ export function dtypeNumber(dtype: DType): number {
 /** The number by which the addon knows a reduction. */
 export function reduceOpNumber(op: ReduceOp): number {
   return REDUCE_OPS.indexOf(op)
+}
+
+/** The reduction of the addon for memory that ranks do not share, with the fastest code that this processor has. */
+export function nativeReduce(addon: Addon): Reduce {
+  return (dtype, op, sources, target) => addon.reduce(0, dtypeNumber(dtype), reduceOpNumber(op), sources, target)
 }
 
 /** @throws RankwiseError `KERNEL_UNAVAILABLE` when there is no addon for this platform, or it does not load. */

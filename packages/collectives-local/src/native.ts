@@ -18,6 +18,12 @@ export interface Native {
   replace(address: bigint, bytes: number): void
   /** The mapped memory as an ArrayBuffer; must not be touched after `unmap`. */
   view(address: bigint, bytes: number): ArrayBuffer
+  /**
+   * Checks that a process may sleep on memory: a sandbox may forbid it.
+   *
+   * @throws RankwiseError `SHARED_MEMORY`
+   */
+  requireSleep(address: bigint): void
   /** Sleeps on another thread while the word at `address` is `expected`, for {@link SLEEP_MS} at most. */
   sleep(address: bigint, expected: number): Promise<void>
   /** Wakes every process that sleeps on the word at `address`. */
@@ -38,6 +44,8 @@ const MAP_NORESERVE = 0x4000
 const MAP_POPULATE = 0x8000
 /** Error number of an interrupted call. It is made again, but not for ever. */
 const EINTR = 4
+/** Error number of a sleep on a word that has another value than expected. */
+const EAGAIN = 11
 const MAX_INTERRUPTIONS = 100
 const MAP_FAILED = 2n ** 64n - 1n
 const ALL = 2 ** 31 - 1
@@ -48,13 +56,13 @@ type Futex = (call: number, word: bigint, operation: number, value: number, time
 /**
  * Binds the system calls.
  *
- * @throws RankwiseError `TRANSPORT_UNSUPPORTED` on anything but Linux on x64 or arm64.
+ * @throws RankwiseError `TRANSPORT_UNSUPPORTED` on anything but Linux on x64 or arm64, and where koffi does not load
  */
 export async function loadNative(): Promise<Native> {
   const futexCall = FUTEX_CALL[process.arch]
   if (process.platform !== 'linux' || futexCall === undefined) throw unsupportedPlatform()
 
-  const { default: koffi } = await import('koffi')
+  const koffi = await loadKoffi()
   const libc = koffi.load(null)
   const memfdCreate = libc.func('int memfd_create(const char *name, unsigned int flags)')
   const mmap = libc.func('void *mmap(void *address, size_t length, int prot, int flags, int fd, int64_t offset)')
@@ -94,6 +102,11 @@ export async function loadNative(): Promise<Native> {
       check('mmap', mmap(address, bytes, PROT_READ_WRITE, flags, -1, 0) === MAP_FAILED)
     },
     view: (address, bytes) => koffi.view(address, bytes),
+    requireSleep(address) {
+      const [word = 0] = new Uint32Array(koffi.view(address, 4))
+      const status = futex(futexCall, address, FUTEX_WAIT, (word + 1) >>> 0, sleepTime)
+      if (status < 0 && koffi.errno() !== EAGAIN) throw callFailed('futex', koffi.errno())
+    },
     sleep: (address, expected) =>
       new Promise((resolve, reject) => {
         // Whether the sleep ended by a wake, by a changed word or by time makes no difference: the caller looks again.
@@ -107,6 +120,19 @@ export async function loadNative(): Promise<Native> {
   }
 }
 
+async function loadKoffi() {
+  try {
+    return (await import('koffi')).default
+  } catch (cause) {
+    throw new RankwiseError('TRANSPORT_UNSUPPORTED', 'koffi, which calls the system, does not load', {
+      actual: { platform: process.platform, arch: process.arch, reason: (cause as Error).message.split('\n', 1)[0] },
+      rule: 'ranks that share memory need the optional native part of koffi',
+      remedy: "install the package again on this system, or choose transport 'tcp'",
+      cause,
+    })
+  }
+}
+
 function callFailed(call: string, errno: number): RankwiseError {
   return new RankwiseError('SHARED_MEMORY', `${call} failed`, {
     actual: { errno: getSystemErrorName(-errno) },
@@ -117,7 +143,7 @@ function callFailed(call: string, errno: number): RankwiseError {
 function unsupportedPlatform(): RankwiseError {
   return new RankwiseError('TRANSPORT_UNSUPPORTED', 'shared memory between ranks does not work on this platform', {
     actual: { platform: process.platform, arch: process.arch },
-    rule: "'local' collectives need Linux on x64 or arm64 for more than one rank",
-    remedy: 'run one rank (WORLD_SIZE=1), or run on Linux',
+    rule: "transport 'shm' needs Linux on x64 or arm64",
+    remedy: "choose transport 'tcp' or 'auto'",
   })
 }

@@ -1,12 +1,12 @@
 import { RankwiseError } from '@rankwise/core'
 import type { Exchange } from './exchange.ts'
-import type { Turn } from './lockstep.ts'
+import type { Turn } from './turn.ts'
 
 /** Bytes of what a rank says to the others. */
 const NOTE_BYTES = 2048
 
-/** What a rank says: where it holds the memory, what went wrong, or nothing. */
-interface Note<L> {
+/** What a rank says: where the others find what it made, what went wrong, or nothing. */
+export interface Note<L> {
   readonly location?: L
   readonly error?: { readonly code: string; readonly message: string }
 }
@@ -69,7 +69,7 @@ export async function openTogether<T, L>(
 }
 
 /** What every rank says, in rank order. */
-async function tell<L>(exchange: Exchange, turn: Turn, worldSize: number, note: Note<L>): Promise<Note<L>[]> {
+export async function tell<L>(exchange: Exchange, turn: Turn, worldSize: number, note: Note<L>): Promise<Note<L>[]> {
   const input = new Uint8Array(NOTE_BYTES)
   const { error } = note
   // JSON escapes make a character up to six bytes long.
@@ -84,7 +84,8 @@ async function tell<L>(exchange: Exchange, turn: Turn, worldSize: number, note: 
   })
 }
 
-function firstFailure<L>(notes: readonly Note<L>[], worldSize: number): RankwiseError | undefined {
+/** The first failure of several rounds of notes. */
+export function firstFailure<L>(notes: readonly Note<L>[], worldSize: number): RankwiseError | undefined {
   const index = notes.findIndex(({ error }) => error !== undefined)
   const error = notes[index]?.error
   if (error === undefined) return undefined

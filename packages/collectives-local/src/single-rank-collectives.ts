@@ -8,10 +8,9 @@ import {
   sizeOf,
   type Tensor,
 } from '@rankwise/core'
-import { type Failure, failureError } from './failure.ts'
+import { describeOperation, type Failure, failureError, type Operation, requireValid } from '@rankwise/core/collectives'
 import type { KernelName } from './kernel.ts'
 import type { LocalGroup } from './local-group.ts'
-import { describeOperation, type Operation, requireValid } from './operation.ts'
 import { SharedTensor } from './shared-tensor.ts'
 
 /** Collectives of a group of one: they check their arguments and have nothing to exchange. Works on every platform. */
@@ -19,6 +18,8 @@ export class SingleRankCollectives implements LocalGroup {
   readonly name = 'local'
   readonly rank = 0
   readonly worldSize = 1
+  readonly transport = 'none'
+  readonly transportReason = 'a group of one rank exchanges nothing'
   readonly kernel: KernelName
   #sequence = 0
   #failure: Failure | undefined

@@ -1,10 +1,12 @@
-import { type DType, type DTypeArrays, itemSize, type ReduceOp, type TensorData, viewAs } from '@rankwise/core'
+import type { DType, ReduceOp, TensorData } from '@rankwise/core'
 import type { Arena, Half } from './arena.ts'
 import { ByteRun } from './byte-run.ts'
 import { type Cursor, SLOT_HALF } from './cursor.ts'
-import type { Exchange, SharedRange } from './exchange.ts'
+import type { SharedExchange, SharedRange } from './exchange.ts'
 import type { Reduce } from './kernel.ts'
-import type { Lockstep, Turn } from './lockstep.ts'
+import type { Lockstep } from './lockstep.ts'
+import { bytesOf, reduceBytes } from './reduce-bytes.ts'
+import type { Turn } from './turn.ts'
 
 /** Stripes start at cache lines, so that no two ranks write to one. */
 const CACHE_LINE = 64
@@ -32,7 +34,7 @@ const IN_PLACE_BLOCK = 2 ** 20
  * The protocol in TypeScript, for kernels that only reduce. Tensors pass through the slots of the arena in chunks
  * (`Arena.slot`). The native kernel follows the same protocol (native/group.c): whoever changes one changes both.
  */
-export class StepwiseExchange implements Exchange {
+export class StepwiseExchange implements SharedExchange {
   readonly #arena: Arena
   readonly #lockstep: Lockstep
   readonly #cursor: Cursor
@@ -227,12 +229,7 @@ export class StepwiseExchange implements Exchange {
   }
 
   #combine(dtype: DType, op: ReduceOp, sources: readonly Uint8Array[], target: Uint8Array): void {
-    this.#reduce(
-      dtype,
-      op,
-      sources.map((source) => viewOf(dtype, source)),
-      viewOf(dtype, target),
-    )
+    reduceBytes(this.#reduce, dtype, op, sources, target)
   }
 
   #directChunkBytes(total: number): number {
@@ -272,15 +269,4 @@ function stripeOf({ start, bytes, stripeBytes }: Chunk, rank: number): { start: 
   const from = Math.min(stripeBytes * rank, bytes)
   const to = Math.min(stripeBytes * (rank + 1), bytes)
   return { start: start + from, count: to - from }
-}
-
-function bytesOf({ buffer, byteOffset, byteLength }: TensorData): Uint8Array {
-  return new Uint8Array(buffer, byteOffset, byteLength)
-}
-
-/** As `viewAs`, of bytes that are known to be aligned. */
-function viewOf(dtype: DType, bytes: Uint8Array): DTypeArrays[DType] {
-  const view = viewAs(dtype, bytes)
-  if (view.buffer !== bytes.buffer) throw new RangeError(`${itemSize(dtype)}-byte elements at ${bytes.byteOffset}`)
-  return view
 }

@@ -1,5 +1,5 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest'
-import type { KernelName } from '../src/index.ts'
+import type { KernelName, TransportName } from '../src/index.ts'
 import { builtAddon } from './built-addon.ts'
 import { callOf, errorOn, type Plan } from './plans.ts'
 import { BARRIER, type Call, Ranks } from './ranks.ts'
@@ -29,15 +29,21 @@ describe.each([2, 3, 4])('%i ranks', (worldSize) => {
   })
   afterAll(() => ranks[Symbol.asyncDispose]())
 
-  // The last case has another kernel on every rank: they follow one protocol.
-  const cases: (readonly KernelName[])[] = [['native'], ['wasm'], ['js'], KERNELS]
-  describe.each(cases.map((kernels) => [kernels]))('%s', (kernels) => {
-    const count = kernels.length > 1 ? CALLS / 4 : CALLS
+  // Some cases have another kernel on every rank: they follow one protocol.
+  const cases: [TransportName, readonly KernelName[]][] = [
+    ['shm', ['native']],
+    ['shm', ['wasm']],
+    ['shm', ['js']],
+    ['shm', KERNELS],
+    ['tcp', builtAddon() === undefined ? ['wasm', 'js'] : KERNELS],
+  ]
+  describe.each(cases)('%s, %s', (transport, kernels) => {
+    const count = transport === 'shm' && kernels.length > 1 ? CALLS / 4 : CALLS
     const untestable = kernels.includes('native') && builtAddon() === undefined
     test.skipIf(untestable)(
       `${count} random calls in several groups, in and out of shared memory`,
       async () => {
-        await ranks.init({ slotBytes: 2048 - (2048 % (64 * worldSize)) }, (rank) => ({
+        await ranks.init({ transport, slotBytes: 2048 - (2048 % (64 * worldSize)) }, (rank) => ({
           kernel: kernels[rank % kernels.length] as KernelName,
         }))
         const errors = await ranks.all(() => ({ do: 'random', seed: 17 * worldSize, count }))
@@ -48,12 +54,13 @@ describe.each([2, 3, 4])('%i ranks', (worldSize) => {
   })
 })
 
-describe('one group', () => {
+describe.each<TransportName>(['shm', 'tcp'])('one group over %s', (transport) => {
   const order = [0, 1, 2]
+  const mappings = transport === 'shm' ? 1 : 0
   let ranks: Ranks
   beforeAll(async () => {
     ranks = new Ranks(3)
-    await ranks.init()
+    await ranks.init({ transport })
   })
   afterAll(() => ranks[Symbol.asyncDispose]())
 
@@ -102,9 +109,9 @@ describe('one group', () => {
     await ranks.all(() => ({ do: 'destroy' }))
     const before = await ranks.all(() => ({ do: 'held' }))
     for (let i = 0; i < 3; i++) {
-      await ranks.init()
+      await ranks.init({ transport })
       await runPlan(ranks, sum)
-      expect(await ranks.all(() => ({ do: 'held' }))).toMatchObject(Array(3).fill({ mappings: 1 }))
+      expect(await ranks.all(() => ({ do: 'held' }))).toMatchObject(Array(3).fill({ mappings }))
       await ranks.all(() => ({ do: 'destroy' }))
     }
     const after = await ranks.all(() => ({ do: 'held' }))
@@ -118,7 +125,7 @@ describe('one group', () => {
   })
 
   test('a process ends by itself, with and without destroy', async () => {
-    await ranks.init()
+    await ranks.init({ transport })
     await runPlan(ranks, sum)
     await ranks.ask(0, { do: 'destroy' })
     for (const process of ranks.processes) void process.ask({ do: 'finish' })

@@ -1,9 +1,9 @@
 import { setTimeout } from 'node:timers/promises'
 import { afterAll, beforeAll, describe, expect, test } from 'vitest'
-import type { KernelName } from '../src/index.ts'
+import type { KernelName, TransportName } from '../src/index.ts'
 import { builtAddon } from './built-addon.ts'
 import { xorshift } from './oracle.ts'
-import { type Held, Ranks } from './ranks.ts'
+import { endOf, type Held, Ranks } from './ranks.ts'
 
 /** 200 in all are run with RANKWISE_KILLS=200. */
 const KILLS = Number(process.env.RANKWISE_KILLS ?? 20)
@@ -12,6 +12,10 @@ const KILLS = Number(process.env.RANKWISE_KILLS ?? 20)
 const NOTICE_MS = 2_000
 
 const KERNELS: readonly KernelName[] = builtAddon() === undefined ? ['wasm', 'js'] : ['native', 'wasm', 'js']
+const CASES: readonly [TransportName, KernelName | 'auto'][] = [
+  ...KERNELS.map((kernel): [TransportName, KernelName] => ['shm', kernel]),
+  ['tcp', 'auto'],
+]
 
 let ranks: Ranks
 beforeAll(() => {
@@ -19,14 +23,14 @@ beforeAll(() => {
 })
 afterAll(() => ranks[Symbol.asyncDispose]())
 
-describe.each(KERNELS)('%s', (kernel) => {
-  const kills = Math.ceil(KILLS / KERNELS.length)
+describe.each(CASES)('%s, %s', (transport, kernel) => {
+  const kills = Math.ceil(KILLS / CASES.length)
   test(
     `${kills} kills at random moments: the survivors name the dead rank in time and keep nothing`,
     async () => {
       const next = xorshift(kernel.length)
       for (let i = 0; i < kills; i++) {
-        await ranks.init({ kernel })
+        await ranks.init({ transport, kernel })
         const dead = (next() >>> 0) % 3
         const survivors = [0, 1, 2].filter((rank) => rank !== dead)
         const failures = survivors.map((rank) => ranks.ask(rank, { do: 'untilFailure' }))
@@ -36,7 +40,7 @@ describe.each(KERNELS)('%s', (kernel) => {
         ranks.kill(dead, 'SIGKILL')
         for (const { error } of await Promise.all(failures)) {
           expect(error).toMatchObject({ code: 'RANK_LOST', actual: { ranks: [dead] } })
-          expect(error?.message).toMatch(`the process of rank ${dead} has ended`)
+          expect(error?.message).toMatch(endOf(transport, dead))
         }
         expect(performance.now() - killed).toBeLessThan(NOTICE_MS)
         for (const rank of survivors) {

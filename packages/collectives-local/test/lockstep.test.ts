@@ -1,11 +1,11 @@
-import { type ProcessState, processState } from '@rankwise/core'
+import type { Operation } from '@rankwise/core/collectives'
 import { afterEach, beforeEach, expect, test } from 'vitest'
 import { Arena } from '../src/arena.ts'
 import { newCursor } from '../src/cursor.ts'
-import { FailureDetector, type Member } from '../src/failure-detector.ts'
+import { FailureDetector } from '../src/failure-detector.ts'
 import { Lockstep } from '../src/lockstep.ts'
+import { type Member, thisMember } from '../src/member.ts'
 import { loadNative } from '../src/native.ts'
-import type { Operation } from '../src/operation.ts'
 
 // Two ranks in one process: the order of their steps is then the one of the test.
 
@@ -13,8 +13,7 @@ let arena: Arena
 let ranks: [Lockstep, Lockstep]
 beforeEach(async () => {
   arena = Arena.create(await loadNative(), 2, 4096, 1)
-  const { startTime } = processState(process.pid) as ProcessState
-  const members: Member[] = [0, 1].map((rank) => ({ rank, pid: process.pid, startTime }))
+  const members: Member[] = [0, 1].map(thisMember)
   const lockstep = (rank: number) =>
     new Lockstep(arena, new FailureDetector(arena, members, rank), newCursor(), { rank, timeoutMs: 5_000 })
   ranks = [lockstep(0), lockstep(1)]

@@ -3,7 +3,7 @@ import { once } from 'node:events'
 import { createServer } from 'node:net'
 import { fileURLToPath } from 'node:url'
 import type { DType, EnvironmentRendezvous, ReduceOp } from '@rankwise/core'
-import type { LocalCollectivesOptions } from '../src/index.ts'
+import type { LocalCollectivesOptions, TransportName } from '../src/index.ts'
 
 export interface TensorBytes {
   readonly dtype: DType
@@ -25,10 +25,10 @@ export type Command =
   | { do: 'random'; seed: number; count: number }
   | { do: 'allocate'; elements: number }
   | { do: 'newGroup'; ranks: readonly number[] }
-  | { do: 'kernel' | 'dispose' | 'reduceShared' | 'readShared' | 'untilFailure' }
+  | { do: 'kernel' | 'transport' | 'dispose' | 'reduceShared' | 'readShared' | 'untilFailure' }
   | { do: 'abort'; message: string }
   | { do: 'block'; ms: number }
-  | { do: 'abortSignal' | 'held' | 'destroy' | 'finish' }
+  | { do: 'abortSignal' | 'abortInit' | 'held' | 'destroy' | 'finish' }
 
 export interface Report {
   readonly code: string
@@ -66,10 +66,11 @@ export class RankProcess {
   readonly #pending = new Map<number, (reply: Reply) => void>()
   #commands = 0
 
-  constructor() {
+  /** @param preload a module that the process loads before anything else */
+  constructor(preload?: URL) {
     this.child = fork(WORKER, {
       cwd: PACKAGE,
-      execArgv: ['--import', 'tsx', '--conditions=@rankwise/source'],
+      execArgv: [...(preload ? ['--import', preload.href] : []), '--import', 'tsx', '--conditions=@rankwise/source'],
       serialization: 'advanced',
     })
     this.exited = once(this.child, 'exit').then(([code, signal]) => ({ code, signal }))
@@ -183,4 +184,10 @@ export async function freePort(): Promise<number> {
   server.close()
   await once(server, 'close')
   return port
+}
+
+/** How the survivors say that the process of a rank has ended. */
+export function endOf(transport: TransportName, rank: number): RegExp {
+  if (transport === 'shm') return new RegExp(`the process of rank ${rank} has ended`)
+  return new RegExp(`lost rank ${rank} \\(process \\d+\\): its process has ended`)
 }

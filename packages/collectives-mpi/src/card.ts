@@ -4,8 +4,8 @@ import { once } from 'node:events'
 import { readFileSync, readlinkSync } from 'node:fs'
 import { isIPv6 } from 'node:net'
 import { hostname } from 'node:os'
-import { nameRanks } from '@rankwise/collectives-local/internals'
 import { RankwiseError, type Rendezvous, type Store } from '@rankwise/core'
+import { nameRanks } from '@rankwise/core/collectives'
 import type { Card } from './machines.ts'
 
 /**

@@ -1,4 +1,4 @@
-import { OPERATION_WORDS } from '@rankwise/collectives-local/internals'
+import { OPERATION_WORDS } from '@rankwise/core/collectives'
 import { Chunk, WHOLE_BYTES } from './leaders.ts'
 import type { Machines } from './machines.ts'
 import type { Region } from './mailbox.ts'

@@ -1,6 +1,6 @@
 import { hostname } from 'node:os'
 import { localCollectives } from '@rankwise/collectives-local'
-import { type Failure, failureError, loadReduce } from '@rankwise/collectives-local/internals'
+import { loadReduce, Mesh } from '@rankwise/collectives-local/internals'
 import {
   type Collectives,
   type EnvironmentRendezvous,
@@ -9,13 +9,14 @@ import {
   RankwiseError,
   type Store,
 } from '@rankwise/core'
+import { type Failure, failureError, requireKnownOptions } from '@rankwise/core/collectives'
 import { exchangeCards, machineId, ownAddress } from './card.ts'
 import { CACHE_LINE, CHUNK_BYTES, chunkMemory, chunkMemoryBytes } from './chunk-memory.ts'
-import { GroupState } from './group-state.ts'
+import { endWhenUnacknowledged } from './end-when-unacknowledged.ts'
 import { Leaders } from './leaders.ts'
 import { type Card, Machines } from './machines.ts'
-import { Mesh } from './mesh.ts'
 import { LEFT, MpiCollectives } from './mpi-collectives.ts'
+import { MpiGroupState } from './mpi-group-state.ts'
 import { MpiSession } from './session.ts'
 
 /** Options of a group; the defaults suit most. */
@@ -32,6 +33,8 @@ export interface MpiCollectivesOptions {
   readonly chunkBytes?: number
 }
 
+const OPTIONS: readonly (keyof MpiCollectivesOptions)[] = ['store', 'chunkBytes']
+
 /** Operations on a machine end before, by what the group as a whole decides. */
 const LOCAL_TIMEOUT_EXTRA_MS = 5_000
 const MAX_TIMEOUT_MS = 2 ** 31 - 1
@@ -40,13 +43,15 @@ const MAX_TIMEOUT_MS = 2 ** 31 - 1
  * Joins ranks on several machines: those of one machine over shared memory, the machines over MPI. Ranks that turn out to
  * be on a single machine get the collectives of `@rankwise/collectives-local`, and need no MPI.
  *
- * @throws RankwiseError `MPI_NOT_FOUND`, `MPI_UNSUPPORTED`, `MPI_WORLD`, `MPI_JOINED`, `MPI_FAILED`,
+ * @throws RankwiseError `COLLECTIVES_OPTIONS`, `MPI_NOT_FOUND`, `MPI_UNSUPPORTED`, `MPI_WORLD`, `MPI_JOINED`, `MPI_FAILED`,
  * `MPI_MACHINES`, `CHUNK_BYTES`, `RENDEZVOUS_TIMEOUT`, `RENDEZVOUS_ADDRESS`, `RANK_LOST`, and those of `localCollectives`
  */
 export async function mpiCollectives(
   rendezvous: EnvironmentRendezvous,
-  { store: given, chunkBytes = CHUNK_BYTES }: MpiCollectivesOptions = {},
+  options: MpiCollectivesOptions = {},
 ): Promise<Collectives> {
+  requireKnownOptions('mpi', options, OPTIONS)
+  const { store: given, chunkBytes = CHUNK_BYTES } = options
   requireChunkBytes(chunkBytes, rendezvous.worldSize)
   if (rendezvous.worldSize === 1) return localCollectives(rendezvous)
   const store = given ?? (await openStore(rendezvous))
@@ -64,16 +69,17 @@ export async function mpiCollectives(
 async function join(rendezvous: EnvironmentRendezvous, store: Store, chunkBytes: number): Promise<Collectives> {
   const { rank, token = '', timeoutMs } = rendezvous
   const signal = AbortSignal.timeout(timeoutMs)
-  const mesh = await Mesh.listen(await ownAddress(rendezvous), { rank, token })
+  const mesh = await Mesh.listen(await ownAddress(rendezvous), { rank, token, prepare: endWhenUnacknowledged })
   try {
     const card = cardOf(rendezvous, mesh, chunkBytes)
     const cards = await exchangeCards(store, card, rendezvous.worldSize, signal)
     const machines = new Machines(cards, rank)
     await mesh.connect(cards, signal)
-    const state = new GroupState(mesh, machines, rank, timeoutMs)
+    const state = new MpiGroupState(mesh, machines, rank, timeoutMs)
+    state.listen()
     return await joinConnected({ rendezvous, store, machines, state, chunkBytes, signal })
   } catch (error) {
-    mesh.close()
+    await mesh.close()
     throw error
   }
 }
@@ -82,7 +88,7 @@ interface Connected {
   readonly rendezvous: EnvironmentRendezvous
   readonly store: Store
   readonly machines: Machines
-  readonly state: GroupState
+  readonly state: MpiGroupState
   readonly chunkBytes: number
   readonly signal: AbortSignal
 }
@@ -106,7 +112,7 @@ async function joinConnected(connected: Connected): Promise<Collectives> {
     return new MpiCollectives({ rank, machines, state, local, leaders, session, memory })
   } catch (error) {
     state.fail(couldNotJoin(rank, error))
-    state.close()
+    await state.close()
     await session?.process.kill()
     await local?.destroy()
     throw state.failure?.cause === error ? error : failureError(state.failure as Failure, 'rendezvous')
@@ -115,17 +121,14 @@ async function joinConnected(connected: Connected): Promise<Collectives> {
   }
 }
 
-function cardOf(rendezvous: EnvironmentRendezvous, { address, port, nonce }: Mesh, chunkBytes: number): Card {
-  const { rank, localRank, localWorldSize } = rendezvous
+function cardOf(rendezvous: EnvironmentRendezvous, { place }: Mesh, chunkBytes: number): Card {
+  const { localRank, localWorldSize } = rendezvous
   return {
+    ...place,
     chunkBytes,
-    rank,
     localRank,
     localWorldSize,
     machine: machineId(),
-    address,
-    port,
-    nonce,
     host: hostname(),
     pid: process.pid,
   }
@@ -142,7 +145,7 @@ async function joinOneMachine({ rendezvous, store, machines, state }: Connected)
   const local = await localCollectives(rendezvous, { store: storeOf(machines, store) })
   await state.ready()
   state.leave(0, LEFT)
-  state.close()
+  await state.close()
   return local
 }
 

@@ -1,17 +1,12 @@
+import type { PeerAddress } from '@rankwise/collectives-local/internals'
 import { RankwiseError } from '@rankwise/core'
 
 /** What a rank says of itself before the ranks talk to each other. */
-export interface Card {
-  readonly rank: number
+export interface Card extends PeerAddress {
   readonly localRank: number
   readonly localWorldSize: number
   /** Equal for ranks that can share memory. */
   readonly machine: string
-  /** Where the rank takes connections of higher ranks. */
-  readonly address: string
-  readonly port: number
-  /** Of the mesh; see there. */
-  readonly nonce: string
   readonly host: string
   readonly pid: number
   readonly chunkBytes: number

@@ -1,12 +1,4 @@
 import {
-  describeEncoded,
-  encodeOperation,
-  type Failure,
-  OPERATION_WORDS,
-  type Operation,
-  requireValid,
-} from '@rankwise/collectives-local/internals'
-import {
   allocate,
   bytesOf,
   type CollectiveOptions,
@@ -20,18 +12,26 @@ import {
   Tensor,
   viewAs,
 } from '@rankwise/core'
+import {
+  describeEncoded,
+  encodeOperation,
+  type Failure,
+  OPERATION_WORDS,
+  type Operation,
+  requireValid,
+} from '@rankwise/core/collectives'
 import { CACHE_LINE, type ChunkMemory, HEADER_BYTES } from './chunk-memory.ts'
-import type { GroupState } from './group-state.ts'
 import type { Chunk, Leaders, Segments } from './leaders.ts'
 import type { Machines } from './machines.ts'
 import type { Region } from './mailbox.ts'
+import type { MpiGroupState } from './mpi-group-state.ts'
 import type { MpiSession } from './session.ts'
 
 /** What a group consists of. */
 export interface MpiGroup {
   readonly rank: number
   readonly machines: Machines
-  readonly state: GroupState
+  readonly state: MpiGroupState
   /** The ranks of this machine, in the order of their ranks. */
   readonly local: Collectives
   /** On the leader of a machine. */
@@ -50,7 +50,7 @@ export class MpiCollectives implements Collectives {
   readonly rank: number
   readonly worldSize: number
   readonly #machines: Machines
-  readonly #state: GroupState
+  readonly #state: MpiGroupState
   readonly #local: Collectives
   readonly #leaders: Leaders | undefined
   readonly #session: MpiSession | undefined
@@ -137,7 +137,7 @@ export class MpiCollectives implements Collectives {
       await this.#last
       await this.#session?.leave(this.#state, this.#state.failure === LEFT)
     } finally {
-      this.#state.close()
+      await this.#state.close()
     }
   }
 

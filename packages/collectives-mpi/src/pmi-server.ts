@@ -1,5 +1,5 @@
 import type { Duplex } from 'node:stream'
-import { LineReader } from './line-reader.ts'
+import { LineReader } from '@rankwise/collectives-local/internals'
 import { formatPmiLine, PMI_LIMITS, PMI_LINE_LIMIT, type PmiMessage, parsePmiLine } from './pmi-wire.ts'
 
 /** What processes tell each other at a barrier: what each of them has put since the last one. */

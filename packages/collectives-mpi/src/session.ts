@@ -1,8 +1,8 @@
 import { RankwiseError } from '@rankwise/core'
-import type { GroupState } from './group-state.ts'
 import { startedByOpenMpi } from './library.ts'
 import type { Machines } from './machines.ts'
 import { MAX_MACHINES } from './mailbox.ts'
+import type { MpiGroupState } from './mpi-group-state.ts'
 import { MpiProcess, PMI_DESCRIPTOR } from './mpi-process.ts'
 import { PmiServer } from './pmi-server.ts'
 
@@ -35,7 +35,7 @@ export class MpiSession {
   static async join(
     machines: Machines,
     rank: number,
-    state: GroupState,
+    state: MpiGroupState,
     dataBytes: number,
   ): Promise<MpiSession | undefined> {
     const everyRank = startedByOpenMpi()
@@ -61,7 +61,7 @@ export class MpiSession {
   }
 
   /** Waits until all ranks have left and then ends MPI; at once if a rank is lost. */
-  async leave(state: GroupState, healthy: boolean): Promise<void> {
+  async leave(state: MpiGroupState, healthy: boolean): Promise<void> {
     if (healthy && (await state.allLeft())) await this.process.finalize()
     await this.process.kill()
   }
@@ -72,7 +72,7 @@ function pmiVariables(machines: Machines): Record<string, string> {
   return { PMI_FD: String(PMI_DESCRIPTOR), PMI_RANK: String(machines.own), PMI_SIZE: String(machines.count) }
 }
 
-function servePmi(started: MpiProcess, machines: Machines, state: GroupState): PmiServer {
+function servePmi(started: MpiProcess, machines: Machines, state: MpiGroupState): PmiServer {
   return new PmiServer(started.pmi, {
     size: machines.count,
     exchange: (round, puts) => state.exchange(round, [...puts]),

@@ -1,8 +1,8 @@
 import { Duplex } from 'node:stream'
 import { setImmediate } from 'node:timers/promises'
+import { LineReader } from '@rankwise/collectives-local/internals'
 import fc from 'fast-check'
 import { describe, expect, test } from 'vitest'
-import { LineReader } from '../src/line-reader.ts'
 import { PmiServer } from '../src/pmi-server.ts'
 import { formatPmiLine, PMI_LIMITS, parsePmiLine } from '../src/pmi-wire.ts'
 

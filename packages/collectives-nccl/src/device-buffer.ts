@@ -1,5 +1,5 @@
 import { type DType, itemSize, RankwiseError, type Shape, sizeOf } from '@rankwise/core'
-import type { Contents } from './operation.ts'
+import type { TensorLayout } from '@rankwise/core/collectives'
 
 /** A contiguous tensor in the memory of this rank's GPU; whoever allocated it keeps it until the operation is over. */
 export interface DeviceBuffer {
@@ -10,7 +10,7 @@ export interface DeviceBuffer {
 }
 
 /** What an operation tells of a buffer. */
-export function contentsOf({ dtype, shape }: DeviceBuffer): Contents {
+export function contentsOf({ dtype, shape }: DeviceBuffer): TensorLayout {
   return { dtype, shape, byteLength: sizeOf(shape) * itemSize(dtype) }
 }
 

@@ -1,5 +1,6 @@
 import { setTimeout } from 'node:timers/promises'
 import { type EnvironmentRendezvous, openStore, RankwiseError, type Store, throwIfAborted } from '@rankwise/core'
+import { requireKnownOptions } from '@rankwise/core/collectives'
 import { ALIGNMENT } from './chunks.ts'
 import { Communicator } from './communicator.ts'
 import { CudaRuntime } from './cuda-runtime.ts'
@@ -50,6 +51,16 @@ export interface NcclCollectivesOptions {
   readonly signal?: AbortSignal
 }
 
+const OPTIONS: readonly (keyof NcclCollectivesOptions)[] = [
+  'store',
+  'device',
+  'allowSharedGpu',
+  'checkFirst',
+  'stagingBytes',
+  'libraries',
+  'signal',
+]
+
 /** Not yet measured on a GPU. Large enough that a copy over PCIe (0.3 ms at 25 GB/s) outlasts starting a kernel. */
 const STAGING_BYTES = 2 ** 23
 // `koffi.view` aborts the process beyond 4 GiB.
@@ -78,7 +89,7 @@ interface Prepared {
 /**
  * Joins ranks that have a GPU each, on one machine or many, over NCCL. Loads libnccl and libcudart at the first call.
  *
- * @throws RankwiseError `NCCL_LIBRARY`, `NCCL_VERSION`, `NCCL_UNSUPPORTED` when a library cannot be used; `CUDA_UNAVAILABLE`,
+ * @throws RankwiseError `COLLECTIVES_OPTIONS`, `NCCL_LIBRARY`, `NCCL_VERSION`, `NCCL_UNSUPPORTED` when a library cannot be used; `CUDA_UNAVAILABLE`,
  * `NCCL_DEVICE`, `NCCL_SHARED_GPU` when there is no GPU for this rank; `NCCL_OPTIONS` when an option is out of range or the
  * ranks differ in one; `RENDEZVOUS_TIMEOUT`, `RANK_LOST`, `COLLECTIVE_TIMEOUT` or `ABORTED` when the ranks do not get
  * together, and those of `openStore`; `NCCL_ERROR` and `CUDA_ERROR` with the words of the libraries
@@ -87,6 +98,7 @@ export async function ncclCollectives(
   rendezvous: EnvironmentRendezvous,
   options: NcclCollectivesOptions = {},
 ): Promise<NcclCollectives> {
+  requireKnownOptions('nccl', options, OPTIONS)
   const { store: given, signal } = options
   throwIfAborted(signal, 'ncclCollectives')
   if (given !== undefined) return join(rendezvous, options, given)

@@ -1,14 +1,14 @@
 import { viewAs } from '@rankwise/core'
+import { describeEncoded, encodeOperation, OPERATION_WORDS, type Operation } from '@rankwise/core/collectives'
 import type { Communicator } from './communicator.ts'
 import type { Address, PinnedMemory } from './cuda-runtime.ts'
-import { describeEncoded, encodeOperation, OPERATION_WORDS, type Operation } from './operation.ts'
 import type { Turn, Watch } from './watch.ts'
 
 const FINGERPRINT_BYTES = OPERATION_WORDS * 4
 
 /**
  * Compares what the ranks are about to do, before they do it: NCCL does not check, and ranks at different operations hang
- * or get each other's bytes. The comparison is an all-gather of 32 bytes per rank, the same for every operation, so it
+ * or get each other's bytes. The comparison is an all-gather of 36 bytes per rank, the same for every operation, so it
  * cannot itself go wrong; one small kernel costs less than the round trips of a store, whose server all ranks share.
  */
 export class Fingerprints {

@@ -1,7 +1,7 @@
 import { readFileSync } from 'node:fs'
 import { hostname } from 'node:os'
 import { type ProcessState, pidNamespace, processState, RankwiseError } from '@rankwise/core'
-import { failureError, lost, nameRanks, type Verdict } from './failure.ts'
+import { failureError, lost, nameRanks, type Verdict } from '@rankwise/core/collectives'
 import type { ScopedStore } from './scoped-store.ts'
 
 /** What must be equal on all ranks, because it decides which calls of NCCL they make. */

@@ -8,12 +8,13 @@ import {
   sizeOf,
   Tensor,
 } from '@rankwise/core'
+import { describeOperation, type Operation, requireValid } from '@rankwise/core/collectives'
 import { broadcastChunks, type ChunkContext, gatherChunks, reduceChunks, scatterChunks } from './chunks.ts'
 import type { Communicator } from './communicator.ts'
 import type { Address } from './cuda-runtime.ts'
 import { contentsOf, type DeviceBuffer, requireOutput } from './device-buffer.ts'
 import { Fingerprints } from './fingerprints.ts'
-import { describeOperation, type Operation, requireValid } from './operation.ts'
+import { REDUCIBLE_DTYPES } from './nccl-types.ts'
 import { type Chunk, Staging } from './staging.ts'
 import type { Turn, Watch } from './watch.ts'
 
@@ -210,7 +211,7 @@ export class NcclCollectives implements Collectives {
   ): Promise<T> {
     this.#sequence += 1
     const operation = { ...call, sequence: this.#sequence }
-    requireValid(operation, this.worldSize)
+    requireValid(operation, this.worldSize, REDUCIBLE_DTYPES)
     check?.()
     const result = this.#last.then(() => this.#turn(operation, signal, body))
     this.#last = result.catch(() => {})

@@ -1,4 +1,4 @@
-import type { Verdict } from './failure.ts'
+import type { Verdict } from '@rankwise/core/collectives'
 import type { ScopedStore } from './scoped-store.ts'
 
 /** What a rank tells all others. */

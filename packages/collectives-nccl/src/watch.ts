@@ -1,6 +1,6 @@
 import { setImmediate, setTimeout } from 'node:timers/promises'
 import { isRunning, processState, RankwiseError } from '@rankwise/core'
-import { type Failure, failureError, lost, nameRanks, type Verdict } from './failure.ts'
+import { type Failure, failureError, lost, nameRanks, type Verdict } from '@rankwise/core/collectives'
 import type { Member } from './membership.ts'
 import { NCCL_REMOTE_ERROR } from './nccl-types.ts'
 import type { NoticeBoard } from './notice-board.ts'

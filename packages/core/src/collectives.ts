@@ -65,5 +65,8 @@ export interface Rendezvous {
   readonly timeoutMs: number
 }
 
-/** Joins the group; a collectives package registers one under its name. */
-export type CollectivesFactory = (rendezvous: Rendezvous) => Promise<Collectives>
+/**
+ * Joins the group; a collectives package registers one under its name. It gets the options of `initProcessGroup`, and
+ * refuses those that it does not have.
+ */
+export type CollectivesFactory = (rendezvous: Rendezvous, options?: object) => Promise<Collectives>

@@ -8,6 +8,11 @@ export interface ProcessGroupOptions {
   readonly backend?: string
   /** Longest wait for peers and for any one operation, in milliseconds. @default RANKWISE_TIMEOUT_MS, or 600000 */
   readonly timeoutMs?: number
+  /**
+   * Options of the collectives, which refuse those that they do not have: `LocalCollectivesOptions`,
+   * `MpiCollectivesOptions` or `NcclCollectivesOptions`. @default {}
+   */
+  readonly options?: object | undefined
   /** Where rank, world size and address are read from. @default process.env */
   readonly env?: Environment
 }
@@ -71,10 +76,10 @@ export class ProcessGroup implements AsyncDisposable {
  * rank has joined.
  *
  * @throws RankwiseError `COLLECTIVES_NOT_REGISTERED`, `PROCESS_GROUP_EXISTS`, `PROCESS_GROUP_TIMEOUT`, `RENDEZVOUS_ENV`,
- * and whatever the collectives throw when the ranks do not find each other.
+ * `COLLECTIVES_OPTIONS` when the collectives do not have an option, and whatever the collectives throw when the ranks do not find each other.
  */
 export async function initProcessGroup(options: ProcessGroupOptions = {}): Promise<ProcessGroup> {
-  const { backend = 'local', timeoutMs, env } = options
+  const { backend = 'local', timeoutMs, options: own = {}, env } = options
   const factory = factories.get(backend)
   if (factory === undefined) throw notRegistered(backend)
   if (timeoutMs !== undefined) requireTimeout(timeoutMs)
@@ -83,7 +88,7 @@ export async function initProcessGroup(options: ProcessGroupOptions = {}): Promi
   const rendezvous = rendezvousFromEnv(env)
   initializing = true
   try {
-    const collectives = await factory(timeoutMs === undefined ? rendezvous : { ...rendezvous, timeoutMs })
+    const collectives = await factory(timeoutMs === undefined ? rendezvous : { ...rendezvous, timeoutMs }, own)
     defaultGroup = new ProcessGroup(collectives, rendezvous.localRank, rendezvous.localWorldSize)
     return defaultGroup
   } finally {

@@ -78,6 +78,20 @@ describe('initProcessGroup', () => {
     expect(await timeoutOf({ timeoutMs: 9 })).toBe(9)
   })
 
+  test('options reach the collectives as they are', async () => {
+    const given: (object | undefined)[] = []
+    registerCollectives('curious', async (rendezvous, options) => {
+      given.push(options)
+      return new RecordedCollectives(rendezvous)
+    })
+    const options = { transport: 'tcp' }
+    for (const passed of [{ options }, {}]) {
+      await using group = await initProcessGroup({ backend: 'curious', env: ENV, ...passed })
+      expect(group.rank).toBe(1)
+    }
+    expect(given).toEqual([options, {}])
+  })
+
   test('leaving clears the default group and destroys the collectives', async () => {
     const group = await initProcessGroup({ backend: 'recorded', env: ENV })
     await group[Symbol.asyncDispose]()

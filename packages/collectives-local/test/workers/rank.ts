@@ -13,6 +13,7 @@ let collectives: LocalGroup | undefined
 let parents: LocalGroup[] = []
 let shared: SharedTensor<'float32'> | undefined
 let controller = new AbortController()
+let joining = new AbortController()
 
 function group(): LocalGroup {
   if (collectives === undefined) throw new Error('not in a group')
@@ -61,8 +62,14 @@ function block(ms: number): void {
 async function obey(command: Command): Promise<unknown> {
   switch (command.do) {
     case 'init':
-      collectives = await localCollectives(command.rendezvous as Rendezvous, command.options)
+      joining = new AbortController()
+      collectives = await localCollectives(command.rendezvous as Rendezvous, {
+        ...command.options,
+        signal: joining.signal,
+      })
       return undefined
+    case 'abortInit':
+      return joining.abort(new Error('the user pressed stop'))
     case 'run':
       return run(command.call)
     case 'runAll':
@@ -80,6 +87,8 @@ async function obey(command: Command): Promise<unknown> {
     }
     case 'kernel':
       return group().kernel
+    case 'transport':
+      return [group().transport, group().transportReason]
     case 'dispose':
       return shared?.dispose()
     case 'reduceShared':

@@ -11,15 +11,21 @@ export class ByteReader {
   readonly #socket: Socket
   #closed = false
   #wake: () => void = () => {}
+  readonly #onReadable = () => this.#wake()
 
   constructor(socket: Socket) {
     this.#socket = socket
-    socket.on('readable', () => this.#wake())
+    socket.on('readable', this.#onReadable)
     socket.on('error', () => {})
     socket.on('close', () => {
       this.#closed = true
       this.#wake()
     })
+  }
+
+  /** Leaves the rest of the connection to another reader. */
+  detach(): void {
+    this.#socket.off('readable', this.#onReadable)
   }
 
   /** @throws ConnectionError when the connection ends first */

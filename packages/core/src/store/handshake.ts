@@ -13,7 +13,7 @@ export const ANSWER = 'rankwise/answer'
 export const NONCE_BYTES = 32
 /** Names one run of one store; see `openStore`. */
 export const SESSION_BYTES = 16
-const PROOF_BYTES = 32
+export const PROOF_BYTES = 32
 export const CHALLENGE_BYTES = SESSION_BYTES + NONCE_BYTES + PROOF_BYTES
 
 /** What both sides know before they meet. */

@@ -1,13 +1,13 @@
+import { RankwiseError } from '@rankwise/core'
 import {
   describeOperation,
   type Failure,
   failureError,
+  lost,
   nameRanks,
   type Operation,
-} from '@rankwise/collectives-local/internals'
-import { RankwiseError } from '@rankwise/core'
+} from '@rankwise/core/collectives'
 import type { Message } from './connection.ts'
-import type { Machines } from './machines.ts'
 import type { Mesh, MeshListener } from './mesh.ts'
 
 /** How often ranks tell each other which operation they are at. */
@@ -18,6 +18,22 @@ const SILENT_MS = 3 * BEAT_MS
 const COLLECT_MS = 50
 /** How long a rank waits for word from the others about what has ended an operation on its machine. */
 const WORD_MS = 1_000
+
+/** Longest reason that is passed on, in characters, so that the message stays below the limit of a connection. */
+const WHAT_LENGTH = 4_096
+
+/** Whose state it is. */
+export interface GroupStateOptions {
+  readonly rank: number
+  readonly worldSize: number
+  readonly timeoutMs: number
+  /** `rank 3 (process 4711)` */
+  readonly describe: (rank: number) => string
+  /** What carries the data, for the message when it does not get through although all ranks are there. */
+  readonly medium: string
+  /** How messages tell the group from others; empty for the first one. @default '' */
+  readonly label?: string
+}
 
 interface Peer {
   /** Number of the operation that it is at, as it last said. */
@@ -37,31 +53,34 @@ export class GroupState implements MeshListener {
   /** Called once, with the first failure. */
   onFailure: (failure: Failure) => void = () => {}
   readonly #mesh: Mesh
-  readonly #machines: Machines
+  readonly #options: GroupStateOptions
   readonly #rank: number
   readonly #timeoutMs: number
   readonly #peers = new Map<number, Peer>()
   readonly #beat: NodeJS.Timeout
   readonly #waiting = new Set<() => void>()
-  /** What leaders have told for MPI, by rank and round. */
-  readonly #words = new Map<string, readonly (readonly [string, string])[]>()
   #collecting: NodeJS.Timeout | undefined
   #current: Operation | undefined
   #at = 0
   #failure: Failure | undefined
   #closed = false
 
-  constructor(mesh: Mesh, machines: Machines, rank: number, timeoutMs: number) {
+  constructor(mesh: Mesh, options: GroupStateOptions) {
+    const { rank, worldSize, timeoutMs } = options
     this.#mesh = mesh
-    this.#machines = machines
+    this.#options = options
     this.#rank = rank
     this.#timeoutMs = timeoutMs
     const heard = performance.now()
-    for (let peer = 0; peer < machines.worldSize; peer++) {
+    for (let peer = 0; peer < worldSize; peer++) {
       if (peer !== rank) this.#peers.set(peer, { at: 0, heard, ready: false, left: undefined, lost: undefined })
     }
     this.#beat = setInterval(() => mesh.broadcast({ at: this.#at }), BEAT_MS).unref()
-    mesh.listen(this)
+  }
+
+  /** From now on it hears of the others, and of what they have said already. */
+  listen(): void {
+    this.#mesh.listen(this)
   }
 
   get failure(): Failure | undefined {
@@ -73,19 +92,9 @@ export class GroupState implements MeshListener {
     if (this.#failure !== undefined || this.#closed) return
     this.#failure = failure
     const { code, what, ranks, actual, rule, remedy } = verdict
-    this.#mesh.broadcast({ failure: { code, what, ranks, actual, rule, remedy } })
+    this.#mesh.broadcast({ failure: { code, what: what.slice(0, WHAT_LENGTH), ranks, actual, rule, remedy } })
     this.#settle()
     this.onFailure(failure)
-  }
-
-  /** MPI may end because a rank is lost, which the connections tell a little later. */
-  mpiFailed(error: RankwiseError): void {
-    setTimeout(() => {
-      const [what = ''] = error.message.split('\n')
-      const { code, rule, remedy } = error
-      const failure = { code, what: `MPI failed on rank ${this.#rank}: ${what.replace(`[${code}] `, '')}` }
-      this.fail({ ...failure, ranks: [this.#rank], cause: error, ...(rule && { rule }), ...(remedy && { remedy }) })
-    }, WORD_MS).unref()
   }
 
   /** Resolves when all ranks are ready. @throws RankwiseError what a rank failed with, `RENDEZVOUS_TIMEOUT` */
@@ -104,29 +113,8 @@ export class GroupState implements MeshListener {
       what: `${nameRanks(ranks)} did not get ready in time`,
       ranks,
       actual: { timeoutMs: this.#timeoutMs },
-      rule: 'every rank joins its machine and MPI within timeoutMs',
+      rule: 'every rank joins within timeoutMs',
     })
-  }
-
-  /**
-   * What the leaders tell each other in `round`; resolves when all have spoken, and never once the group has failed:
-   * MPI, which asks, would end the process over an incomplete answer.
-   */
-  async exchange(round: number, words: readonly (readonly [string, string])[]): Promise<Map<string, string>> {
-    this.#mesh.broadcast({ round, words })
-    const leaders = this.#machines.ranks.map(([leader]) => leader as number)
-    const others = leaders.filter((leader) => leader !== this.#rank)
-    const known = () => others.map((leader) => this.#words.get(`${leader}/${round}`))
-    await new Promise<void>((resolve) => {
-      const look = () => {
-        if (known().includes(undefined)) return
-        this.#waiting.delete(look)
-        resolve()
-      }
-      this.#waiting.add(look)
-      look()
-    })
-    return new Map([...words, ...known().flatMap((entries) => entries ?? [])])
   }
 
   /** Runs one operation on this rank. @throws RankwiseError what ended the group */
@@ -144,7 +132,7 @@ export class GroupState implements MeshListener {
       this.requireRunning()
       return result
     } catch (error) {
-      throw failureError(await this.#reason(error), describeOperation(operation))
+      throw failureError(await this.#reason(error), this.#where(operation))
     } finally {
       clearTimeout(timer)
       signal?.removeEventListener('abort', onAbort)
@@ -182,11 +170,23 @@ export class GroupState implements MeshListener {
   }
 
   /** Ends all connections. */
-  close(): void {
+  async close(): Promise<void> {
     this.#closed = true
     clearInterval(this.#beat)
     clearTimeout(this.#collecting)
-    this.#mesh.close()
+    await this.#mesh.close()
+  }
+
+  /**
+   * A connection for data has ended, and with it what needs it. If the rank is gone or has left, the connection for
+   * messages tells so by then.
+   */
+  connectionEnded(rank: number): void {
+    setTimeout(() => {
+      const { left, lost: why } = this.#peers.get(rank) as Peer
+      if (left !== undefined || why !== undefined || this.#closed) return
+      this.fail(lost([rank], `the connection to ${this.#options.describe(rank)} has ended`))
+    }, WORD_MS).unref()
   }
 
   onMessage(rank: number, message: Message): void {
@@ -194,7 +194,6 @@ export class GroupState implements MeshListener {
     peer.heard = performance.now()
     if (typeof message.at === 'number') peer.at = message.at
     if (message.ready === true) peer.ready = true
-    if (Array.isArray(message.words)) this.#words.set(`${rank}/${message.round}`, message.words)
     if (typeof message.left === 'number') peer.left = message.left
     if (message.failure !== undefined) {
       // Whoever failed takes part in nothing any more, and does not wait for others to leave.
@@ -218,14 +217,14 @@ export class GroupState implements MeshListener {
     const sequence = this.#current?.sequence
     if (sequence === undefined) return
     const left = this.#ranks((peer) => peer.left !== undefined && peer.left < sequence)
-    if (left.length > 0) this.fail(lostRanks(left, `${nameRanks(left)} left the group`))
+    if (left.length > 0) this.fail(lost(left, `${nameRanks(left)} left the group`))
   }
 
   #lost(): Failure {
     const ranks = this.#ranks(({ lost }) => lost !== undefined)
-    const names = ranks.map((rank) => this.#machines.describe(rank)).join(', ')
+    const names = ranks.map((rank) => this.#options.describe(rank)).join(', ')
     const reasons = [...new Set(ranks.map((rank) => LOSS[this.#peers.get(rank)?.lost as string] ?? ENDED))]
-    return lostRanks(ranks, `lost ${names}: ${reasons.join(', or ')}`)
+    return lost(ranks, `lost ${names}: ${reasons.join(', or ')}`)
   }
 
   #overdue({ kind, sequence }: Operation): Failure {
@@ -235,15 +234,18 @@ export class GroupState implements MeshListener {
     const missing = ranks.map((rank) => {
       const peer = this.#peers.get(rank) as Peer
       const state = silent(peer) ? `silent for ${Math.round(now - peer.heard)} ms` : `at operation #${peer.at}`
-      return `${this.#machines.describe(rank)}, ${state}`
+      return `${this.#options.describe(rank)}, ${state}`
     })
     const operation = `${kind} #${sequence}`
+    const mute = this.#ranks(silent)
+    const says = mute.length === 1 ? 'says' : 'say'
+    const why = mute.length > 0 ? `: the process of ${nameRanks(mute)} ${says} nothing, as if it were stopped` : ''
     return {
       code: 'COLLECTIVE_TIMEOUT',
       what:
         ranks.length > 0
-          ? `${nameRanks(ranks)} did not arrive at ${operation} in time`
-          : `${operation} did not end in time, although all ranks are at it: MPI does not get through`,
+          ? `${nameRanks(ranks)} did not arrive at ${operation} in time${why}`
+          : `${operation} did not end in time, although all ranks are at it: ${this.#options.medium} does not get through`,
       ranks,
       actual: { missing: missing.length > 0 ? missing : 'none', timeoutMs: this.#timeoutMs },
       rule: 'every rank arrives within timeoutMs',
@@ -270,6 +272,12 @@ export class GroupState implements MeshListener {
       this.fail({ code: codeOf(error), what, ranks: [this.#rank], cause: error })
     }
     return this.#failure as unknown as Failure
+  }
+
+  #where(operation: Operation): string {
+    const { label = '' } = this.#options
+    const text = describeOperation(operation)
+    return label === '' ? text : `${text} in the ${label}`
   }
 
   #ranks(is: (peer: Peer) => boolean): number[] {
@@ -310,16 +318,6 @@ const LOSS: Readonly<Record<string, string>> = {
   ENETUNREACH: 'its network cannot be reached',
 }
 const ENDED = 'its process has ended'
-
-function lostRanks(ranks: readonly number[], what: string): Failure {
-  return {
-    code: 'RANK_LOST',
-    what,
-    ranks,
-    rule: 'every rank takes part in every operation',
-    remedy: 'look at the output of the lost ranks for the first error',
-  }
-}
 
 function isLocalEnd(error: unknown): boolean {
   return error instanceof RankwiseError && ['ABORTED', 'RANK_LOST', 'COLLECTIVES_DESTROYED'].includes(error.code)

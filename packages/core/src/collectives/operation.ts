@@ -1,4 +1,7 @@
-import { type DType, RankwiseError, type ReduceOp, type Shape, sizeOf } from '@rankwise/core'
+import type { ReduceOp } from '../collectives.ts'
+import type { DType } from '../dtype.ts'
+import { RankwiseError } from '../errors.ts'
+import { type Shape, sizeOf } from '../tensor.ts'
 
 const KINDS = ['allReduce', 'allGather', 'reduceScatter', 'broadcast', 'barrier', 'allocate', 'newGroup'] as const
 const REDUCE_OPS: readonly ReduceOp[] = ['sum', 'max', 'min']
@@ -15,7 +18,7 @@ const DTYPES: readonly DType[] = [
   'bool',
 ]
 
-/** What `reduce` can add and compare. */
+/** What collectives on the CPU can add and compare. */
 const REDUCIBLE_DTYPES: readonly DType[] = ['float32', 'float64', 'float16', 'bfloat16', 'int32']
 
 type OperationKind = (typeof KINDS)[number]
@@ -51,12 +54,15 @@ export interface Operation {
   readonly places?: readonly SharedPlace[] | undefined
   /** Ranks of the group that `newGroup` makes. */
   readonly members?: readonly number[] | undefined
+  /** Whether the tensors lie on a GPU: those of the host travel in other pieces, so the two do not match. */
+  readonly onDevice?: boolean | undefined
 }
 
 /** The part of an operation that all ranks must agree on. */
 interface Fingerprint {
   readonly sequence: number
   readonly kind: OperationKind
+  readonly onDevice: boolean
   /** Reduction of a reducing operation, source of a broadcast, otherwise empty. */
   readonly detail: string
   /** The dtype of all tensors; undefined when they differ or there are none. */
@@ -71,11 +77,11 @@ interface Fingerprint {
 
 /** Writes what peers compare: two operations match when all {@link OPERATION_WORDS} words are equal. */
 export function encodeOperation(operation: Operation, words: Int32Array): void {
-  const { sequence, kind, reduceOp, source, tensors, places, members } = operation
+  const { sequence, kind, reduceOp, source, tensors, places, members, onDevice = false } = operation
   let bytes = 0
   for (const { byteLength } of tensors) bytes += byteLength
   words[0] = sequence
-  words[1] = KINDS.indexOf(kind)
+  words[1] = KINDS.indexOf(kind) + (onDevice ? KINDS.length : 0)
   words[2] = reduceOp === undefined ? (source ?? members?.length ?? -1) : REDUCE_OPS.indexOf(reduceOp)
   words[3] = commonDtype(tensors)
   words[4] = tensors.length
@@ -94,8 +100,8 @@ export function describeOperation(operation: Operation): string {
 
 /** As {@link describeOperation}, of an encoded operation. */
 export function describeEncoded(words: Int32Array): string {
-  const { sequence, kind, detail, dtype, tensors, bytes, layout, places } = decode(words)
-  const details = [detail]
+  const { sequence, kind, onDevice, detail, dtype, tensors, bytes, layout, places } = decode(words)
+  const details = [detail, onDevice ? 'on the device' : '']
   if (tensors > 0) {
     details.push(`${tensors} x ${dtype ?? 'mixed dtypes'}`, `${bytes} bytes`, `layout ${layout.toString(16)}`)
   }
@@ -107,10 +113,11 @@ export function describeEncoded(words: Int32Array): string {
 
 function decode(words: Int32Array): Fingerprint {
   const [sequence, kindIndex, detail, dtype, tensors, low, high, layout, places] = [...words] as EncodedOperation
-  const kind = KINDS[kindIndex] as OperationKind
+  const kind = KINDS[kindIndex % KINDS.length] as OperationKind
   return {
     sequence,
     kind,
+    onDevice: kindIndex >= KINDS.length,
     detail: describeDetail(kind, detail),
     dtype: DTYPES[dtype],
     tensors,
@@ -159,13 +166,18 @@ function placesHash(places: readonly SharedPlace[]): number {
 /**
  * Refuses arguments that no rank could run.
  *
+ * @param reducible dtypes that can be reduced. @default what all collectives on the CPU reduce
  * @throws RankwiseError `COLLECTIVE_DTYPE`, `COLLECTIVE_SHAPE`, `COLLECTIVE_OP`, `COLLECTIVE_SOURCE`, `GROUP_RANKS`.
  */
-export function requireValid(operation: Operation, worldSize: number): void {
+export function requireValid(
+  operation: Operation,
+  worldSize: number,
+  reducible: readonly DType[] = REDUCIBLE_DTYPES,
+): void {
   const { kind, reduceOp, source, tensors, members } = operation
   if (members !== undefined) requireMembers(operation, members, worldSize)
   if (kind === 'allocate') for (const tensor of tensors) requireSizes(operation, tensor)
-  if (reduceOp !== undefined) requireReducible(operation, reduceOp)
+  if (reduceOp !== undefined) requireReducible(operation, reduceOp, reducible)
   if (kind === 'allGather' || kind === 'reduceScatter') {
     for (const tensor of tensors) requireRows(operation, tensor, kind === 'reduceScatter' ? worldSize : 1)
   }
@@ -178,7 +190,7 @@ export function requireValid(operation: Operation, worldSize: number): void {
   }
 }
 
-function requireReducible(operation: Operation, reduceOp: ReduceOp): void {
+function requireReducible(operation: Operation, reduceOp: ReduceOp, reducible: readonly DType[]): void {
   if (!REDUCE_OPS.includes(reduceOp)) {
     throw new RankwiseError('COLLECTIVE_OP', 'the reduction is unknown', {
       where: where(operation),
@@ -186,13 +198,13 @@ function requireReducible(operation: Operation, reduceOp: ReduceOp): void {
       rule: `op is one of ${REDUCE_OPS.join(', ')}`,
     })
   }
-  const index = operation.tensors.findIndex(({ dtype }) => !REDUCIBLE_DTYPES.includes(dtype))
+  const index = operation.tensors.findIndex(({ dtype }) => !reducible.includes(dtype))
   if (index >= 0) {
     const { dtype } = operation.tensors[index] as TensorLayout
     throw new RankwiseError('COLLECTIVE_DTYPE', 'tensors of this dtype cannot be reduced', {
       where: where(operation),
       actual: { tensor: index, dtype },
-      rule: `dtype is one of ${REDUCIBLE_DTYPES.join(', ')}`,
+      rule: `dtype is one of ${reducible.join(', ')}`,
       remedy: 'cast the tensor first',
     })
   }

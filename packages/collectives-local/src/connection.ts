@@ -1,11 +1,9 @@
 import type { Socket } from 'node:net'
+import { endSocket } from './end-socket.ts'
 import { LineReader } from './line-reader.ts'
 
 /** The fields of a message; every message is an object. */
 export type Message = Readonly<Record<string, unknown>>
-
-/** How long the other side may take to end a connection. */
-const CLOSE_MS = 1_000
 
 /** Messages over a socket, one line of JSON each. It does not keep the process alive. */
 export class Connection {
@@ -38,13 +36,11 @@ export class Connection {
   /**
    * Ends the connection after what is still to be sent; nothing is reported any more. It goes on reading until the other
    * side ends as well: closing with bytes unread would reset the connection, and take from the other side what it was
-   * sent last.
+   * sent last. Resolves when it has ended.
    */
-  close(): void {
+  close(): Promise<void> {
     this.#ended = true
-    this.#socket.end()
-    const timer = setTimeout(() => this.#socket.destroy(), CLOSE_MS).unref()
-    this.#socket.once('close', () => clearTimeout(timer))
+    return endSocket(this.#socket)
   }
 
   #read(lines: readonly string[] | undefined): void {

@@ -1,6 +1,12 @@
-import { RankwiseError, Tensor } from '@rankwise/core'
 import { describe, expect, test } from 'vitest'
-import { describeOperation, encodeOperation, OPERATION_WORDS, type Operation, requireValid } from '../src/operation.ts'
+import {
+  describeOperation,
+  encodeOperation,
+  OPERATION_WORDS,
+  type Operation,
+  requireValid,
+} from '../../src/collectives/operation.ts'
+import { RankwiseError, Tensor } from '../../src/index.ts'
 
 const float32 = (...shape: number[]) => Tensor.zeros('float32', shape)
 const allReduce = (...tensors: Tensor[]): Operation => ({ sequence: 7, kind: 'allReduce', reduceOp: 'sum', tensors })

@@ -1,4 +1,4 @@
-import { RankwiseError } from '@rankwise/core'
+import { RankwiseError } from '../errors.ts'
 
 /** Why a rank gave up, as it tells the others. */
 export interface Verdict {
@@ -30,6 +30,7 @@ export function failureError(
   })
 }
 
+/** Ranks that take part in nothing any more. */
 export function lost(ranks: readonly number[], what: string, cause?: unknown): Failure {
   return {
     code: 'RANK_LOST',
