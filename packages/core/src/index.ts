@@ -27,6 +27,7 @@ export * from './plan-report.ts'
 export { type FromHubOptions, type FromPretrainedOptions, hubOptionsOf } from './pretrained-options.ts'
 export * from './process-group.ts'
 export { isRunning, type ProcessState, pidNamespace, processState } from './process-state.ts'
+export { exchangeReports, type Outcome, outcomeOf, type RankReport, reportOf } from './rank-report.ts'
 export { readConfig } from './read-config.ts'
 export * from './rendezvous.ts'
 export {

@@ -1,6 +1,17 @@
-export type { Flux2KleinComponents, Flux2KleinFromPretrainedOptions } from './components.ts'
+export type {
+  Flux2Components,
+  Flux2FromPretrainedOptions,
+  Flux2KleinComponents,
+  Flux2KleinFromPretrainedOptions,
+} from './components.ts'
 export { type Flux2TransformerConfig, parseFlux2TransformerConfig } from './config.ts'
-export type { DenoisingStep, Flux2KleinOptions, OutputType } from './generation-options.ts'
+export type {
+  DenoisingStep,
+  Flux2CallOptions,
+  Flux2KleinOptions,
+  Flux2Options,
+  OutputType,
+} from './generation-options.ts'
 export type { Flux2Output } from './output.ts'
 export { Flux2KleinPipeline } from './pipeline-klein.ts'
 export { flux2Plan } from './plan.ts'

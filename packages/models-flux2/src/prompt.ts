@@ -23,7 +23,7 @@ export interface EncodePromptOptions {
  */
 export async function encodePrompt(
   prompts: readonly string[],
-  { tokenizer, textEncoder }: { readonly tokenizer: Tokenizer; readonly textEncoder: Qwen3ForCausalLM },
+  { tokenizer, textEncoder }: { readonly tokenizer: Tokenizer; readonly textEncoder: Pick<Qwen3ForCausalLM, 'encode'> },
   options: EncodePromptOptions,
 ): Promise<Prompt> {
   const { maxSequenceLength, textEncoderOutLayers, numImagesPerPrompt, signal } = options
