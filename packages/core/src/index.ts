@@ -30,6 +30,7 @@ export { isRunning, type ProcessState, pidNamespace, processState } from './proc
 export { exchangeReports, type Outcome, outcomeOf, type RankReport, reportOf } from './rank-report.ts'
 export { readConfig } from './read-config.ts'
 export * from './rendezvous.ts'
+export { RetainedTensor } from './retained-tensor.ts'
 export {
   type SaveOptions,
   type SaveProgress,

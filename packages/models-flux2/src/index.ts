@@ -15,5 +15,6 @@ export type {
 export type { Flux2Output } from './output.ts'
 export { Flux2KleinPipeline } from './pipeline-klein.ts'
 export { flux2Plan } from './plan.ts'
+export { Flux2ReferenceCache } from './reference-cache.ts'
 export { rotaryTables } from './rotary-tables.ts'
-export { Flux2Transformer2DModel, type Flux2TransformerInputs } from './transformer.ts'
+export { type Flux2ReferenceInputs, Flux2Transformer2DModel, type Flux2TransformerInputs } from './transformer.ts'

@@ -1,6 +1,7 @@
 import { Tensor } from '@rankwise/core'
 import { float32 } from './output.ts'
 import type { Prompt } from './prompt.ts'
+import type { Flux2ReferenceCache } from './reference-cache.ts'
 import { firstTokens, joinIds, joinTokens, type ReferenceTokens } from './reference-tokens.ts'
 import type { Flux2Transformer2DModel } from './transformer.ts'
 
@@ -51,4 +52,40 @@ export async function predictVelocity(
 /** float32 `[size]` of one value. */
 export function filled(size: number, value: number): Tensor<'float32'> {
   return Tensor.float32([size], new Float32Array(size).fill(value))
+}
+
+/** Reads the references in the first step, and later what that left of them. */
+export class CachedVelocity implements Velocity {
+  readonly #transformer: Flux2Transformer2DModel
+  readonly #prompt: Prompt
+  readonly #references: ReferenceTokens
+  #cache: Flux2ReferenceCache | undefined
+
+  constructor(transformer: Flux2Transformer2DModel, prompt: Prompt, references: ReferenceTokens) {
+    this.#transformer = transformer
+    this.#prompt = prompt
+    this.#references = references
+  }
+
+  async predict({ latents, ids, timestep, signal }: DenoisingState): Promise<Tensor<'float32'>> {
+    const { embeds, ids: txtIds } = this.#prompt
+    const common = { encoderHiddenStates: embeds, txtIds, timestep }
+    if (this.#cache !== undefined) {
+      const inputs = { ...common, hiddenStates: latents, imgIds: ids }
+      return float32(await this.#transformer.runCached(inputs, this.#cache, { signal }))
+    }
+    const inputs = {
+      ...common,
+      hiddenStates: joinTokens([this.#references.latents, latents], latents.shape[0] as number),
+      imgIds: joinIds([this.#references.ids, ids]),
+      referenceTokens: this.#references.ids.shape[0] as number,
+    }
+    const { sample, cache } = await this.#transformer.extractReferences(inputs, { signal })
+    this.#cache = cache
+    return float32(sample)
+  }
+
+  [Symbol.dispose](): void {
+    this.#cache?.dispose()
+  }
 }
