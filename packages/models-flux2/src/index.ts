@@ -4,5 +4,6 @@ export type { DenoisingStep, Flux2KleinOptions, OutputType } from './generation-
 export type { Flux2Output } from './output.ts'
 export { Flux2KleinPipeline } from './pipeline-klein.ts'
 export { flux2Plan } from './plan.ts'
+export { type EncodeReferenceOptions, encodeReferenceImages, type ReferenceImages } from './reference-images.ts'
 export { rotaryTables } from './rotary-tables.ts'
 export { Flux2Transformer2DModel, type Flux2TransformerInputs } from './transformer.ts'
