@@ -1,6 +1,7 @@
 import type { Flux2KleinComponents } from './components.ts'
 import type { Flux2KleinOptions, ResolvedOptions } from './generation-options.ts'
-import { encodePrompt, type Prompt, promptFromEmbeds } from './prompt.ts'
+import { type Prompt, promptFromEmbeds } from './prompt.ts'
+import { encodeKleinPrompt } from './prompt-klein.ts'
 
 /** What a denoising is pulled to and, with guidance, away from. */
 export interface Conditions {
@@ -16,13 +17,13 @@ export async function encodeConditions(
   resolved: ResolvedOptions,
 ): Promise<Conditions> {
   const { numImagesPerPrompt, guidanceScale } = resolved
+  const isFirstRank = (components.transformer.collectives?.rank ?? 0) === 0
   const encode = async (prompts: readonly string[], embeds: Flux2KleinOptions['promptEmbeds']) =>
     embeds === undefined
-      ? encodePrompt(prompts, components, { ...resolved, signal: options.signal })
+      ? encodeKleinPrompt(prompts, components, { ...resolved, warns: isFirstRank, signal: options.signal })
       : promptFromEmbeds(embeds, components.transformer.config.jointAttentionDim, numImagesPerPrompt)
   const prompts = typeof options.prompt === 'string' ? [options.prompt] : (options.prompt ?? [])
   const prompt = await encode(prompts, options.promptEmbeds)
-  const isFirstRank = (components.transformer.collectives?.rank ?? 0) === 0
   if (components.isDistilled && (options.guidanceScale ?? 0) > 1 && isFirstRank) warnIgnored(guidanceScale)
   if (components.isDistilled || guidanceScale <= 1) return { prompt, negative: undefined, guidanceScale }
   const count = (prompt.embeds.shape[0] as number) / numImagesPerPrompt
