@@ -1,5 +1,5 @@
 import type { Tensor } from '@rankwise/core'
-import type { Generator } from '@rankwise/diffusion'
+import type { Generator, ImageInput } from '@rankwise/diffusion'
 
 /** What a step of the denoising leaves behind. */
 export interface DenoisingStep {
@@ -21,9 +21,14 @@ export interface Flux2CallOptions<T extends OutputType = OutputType> {
   readonly prompt?: string | readonly string[]
   /** Instead of a prompt: float32 `[batch, textTokens, jointAttentionDim]`. */
   readonly promptEmbeds?: Tensor
-  /** Pixels. @default 128 * vaeScaleFactor (1024) */
+  /**
+   * Reference images: an `Image`, the path of a PNG or JPEG or the bytes of one, or several of these. They are scaled down
+   * to an area of 1024 x 1024 pixels where they are larger, and cut to whole tokens.
+   */
+  readonly image?: ImageInput | readonly ImageInput[]
+  /** Pixels. @default that of the first reference image, otherwise 128 * vaeScaleFactor (1024) */
   readonly height?: number
-  /** Pixels. @default 128 * vaeScaleFactor (1024) */
+  /** Pixels. @default that of the first reference image, otherwise 128 * vaeScaleFactor (1024) */
   readonly width?: number
   /** @default 50; of `Flux2KleinKVPipeline`, 4 */
   readonly numInferenceSteps?: number
@@ -77,6 +82,7 @@ export type OptionName = keyof Flux2Options | keyof Flux2KleinOptions
 const COMMON_OPTIONS: Readonly<Record<keyof Flux2CallOptions, true>> = {
   prompt: true,
   promptEmbeds: true,
+  image: true,
   height: true,
   width: true,
   numInferenceSteps: true,

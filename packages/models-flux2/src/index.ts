@@ -13,7 +13,10 @@ export type {
   OutputType,
 } from './generation-options.ts'
 export type { Flux2Output } from './output.ts'
+export { Flux2PipelineBase, type PipelineTraits } from './pipeline-base.ts'
+export { Flux2Pipeline } from './pipeline-dev.ts'
 export { Flux2KleinPipeline } from './pipeline-klein.ts'
+export { Flux2KleinKVPipeline } from './pipeline-klein-kv.ts'
 export { flux2Plan } from './plan.ts'
 export { Flux2ReferenceCache } from './reference-cache.ts'
 export { type EncodeReferenceOptions, encodeReferenceImages, type ReferenceImages } from './reference-images.ts'

@@ -13,6 +13,8 @@ import type { DenoisingStep, Flux2CallOptions, OutputType } from './generation-o
 import { latentNoise, requireLatents } from './latent-noise.ts'
 import { type Flux2Output, type LatentOutput, toOutput } from './output.ts'
 import type { EncodePromptOptions, Prompt } from './prompt.ts'
+import { checkOptionNames } from './option-names.ts'
+import { encodeReferences, readReferences, type ReferenceSamples } from './reference-images.ts'
 import { type CallTraits, fingerprintOf, type Request, requestOf } from './request.ts'
 import type { TextEncoder } from './text-encoder.ts'
 import type { Flux2Transformer2DModel } from './transformer.ts'
@@ -35,6 +37,7 @@ export interface PipelineTraits extends CallTraits {
 /** A request and what follows from it alone. */
 interface PreparedRequest {
   readonly request: Request
+  readonly references: ReferenceSamples | undefined
   readonly scheduler: FlowMatchEulerDiscreteScheduler
   /** Of the patched latents, `[batch, channels, rows, columns]`. */
   readonly shape: Shape
@@ -100,12 +103,12 @@ export abstract class Flux2PipelineBase<O extends Flux2CallOptions> implements F
     const { signal, callbackOnStepEnd } = options
     const { collectives } = this.transformer
     using _turn = await turns.take(collectives)
-    const prepared = await together(async () => this.prepare(options), {
+    const prepared = await together(() => this.prepare(options), {
       collectives,
-      fingerprint: ({ request }) => fingerprintOf(request),
+      fingerprint: ({ request, references }) => fingerprintOf(request, references?.samples ?? []),
     })
     const { request, scheduler, shape } = prepared
-    const conditions = await together(() => this.conditions(request, signal), { collectives })
+    const conditions = await together(() => this.conditions(prepared, signal), { collectives })
     await shareConditions(conditions, collectives, signal)
     const noise = await latentNoise(shape, { ...request, collectives, signal })
     const [, , rows, columns] = shape as readonly [number, number, number, number]
@@ -125,24 +128,32 @@ export abstract class Flux2PipelineBase<O extends Flux2CallOptions> implements F
   }
 
   /** Everything that can be refused before the models run. */
-  private prepare(options: O): PreparedRequest {
-    throwIfAborted(options.signal)
+  private async prepare(options: O): Promise<PreparedRequest> {
+    const { image, signal } = options
+    throwIfAborted(signal)
+    checkOptionNames(this.traits.name, options, this.traits.options)
+    const references = image === undefined ? undefined : await readReferences(image, { vae: this.vae, signal })
     const pixelsPerToken = this.vae.vaeScaleFactor * PATCH
-    const defaultSize = DEFAULT_SAMPLE_SIZE * this.vae.vaeScaleFactor
-    const request = requestOf(options, this.traits, { pixelsPerToken, defaultSize })
+    const side = DEFAULT_SAMPLE_SIZE * this.vae.vaeScaleFactor
+    const { height, width } = references ?? { height: side, width: side }
+    const request = requestOf(options, this.traits, { pixelsPerToken, height, width })
     const [rows, columns] = [request.height / pixelsPerToken, request.width / pixelsPerToken]
     const shape = [request.batch, this.transformer.config.inChannels, rows, columns]
     requireLatents(request.latents, shape)
-    return { request, scheduler: scheduleFor(this.scheduler, rows * columns, request), shape }
+    return { request, references, scheduler: scheduleFor(this.scheduler, rows * columns, request), shape }
   }
 
-  private async conditions(request: Request, signal: AbortSignal | undefined): Promise<Conditions> {
+  private async conditions(
+    { request, references }: PreparedRequest,
+    signal: AbortSignal | undefined,
+  ): Promise<Conditions> {
     const prompts = await encodePrompts(request, {
-      encode: (texts) => this.encodePrompt(texts, { ...request, signal }),
+      encode: (texts) => this.encodePrompt(texts, { ...request, warns: this.isFirstRank, signal }),
       width: this.transformer.config.jointAttentionDim,
       isGuided: this.isGuided(request),
     })
-    return { ...prompts, references: undefined }
+    if (references === undefined) return { ...prompts, references }
+    return { ...prompts, references: await encodeReferences(references, { vae: this.vae, signal }) }
   }
 
   /** Frees the three models; idempotent. */

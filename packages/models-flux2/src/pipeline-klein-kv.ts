@@ -3,7 +3,8 @@ import { type Flux2FromPretrainedOptions, LOAD_OPTION_NAMES, loadComponents } fr
 import type { Conditions } from './conditions.ts'
 import { CALL_OPTIONS, type Flux2CallOptions } from './generation-options.ts'
 import { Flux2PipelineBase, type PipelineTraits } from './pipeline-base.ts'
-import { type EncodePromptOptions, encodePrompt, type Prompt } from './prompt.ts'
+import type { EncodePromptOptions, Prompt } from './prompt.ts'
+import { encodeKleinPrompt } from './prompt-klein.ts'
 import { CachedVelocity, predictVelocity, type Velocity } from './velocity.ts'
 
 /**
@@ -46,7 +47,7 @@ export class Flux2KleinKVPipeline extends Flux2PipelineBase<Flux2CallOptions> {
   }
 
   protected override encodePrompt(prompts: readonly string[], options: EncodePromptOptions): Promise<Prompt> {
-    return encodePrompt(prompts, this, options)
+    return encodeKleinPrompt(prompts, this, options)
   }
 
   protected override velocity({ prompt, references }: Conditions): Velocity {

@@ -9,7 +9,8 @@ import type { Conditions } from './conditions.ts'
 import { CALL_OPTIONS, type Flux2KleinOptions } from './generation-options.ts'
 import { guide } from './guidance.ts'
 import { Flux2PipelineBase, type PipelineTraits } from './pipeline-base.ts'
-import { type EncodePromptOptions, encodePrompt, type Prompt } from './prompt.ts'
+import type { EncodePromptOptions, Prompt } from './prompt.ts'
+import { encodeKleinPrompt } from './prompt-klein.ts'
 import type { Request } from './request.ts'
 import { type DenoisingState, predictVelocity, type Velocity } from './velocity.ts'
 
@@ -61,7 +62,7 @@ export class Flux2KleinPipeline extends Flux2PipelineBase<Flux2KleinOptions> imp
   }
 
   protected override encodePrompt(prompts: readonly string[], options: EncodePromptOptions): Promise<Prompt> {
-    return encodePrompt(prompts, this, options)
+    return encodeKleinPrompt(prompts, this, options)
   }
 
   protected override isGuided({ guidanceScale }: Request): boolean {

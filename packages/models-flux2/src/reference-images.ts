@@ -28,6 +28,15 @@ export interface ReferenceImages {
   readonly height: number
 }
 
+/** Reference images that are read, scaled and cut. */
+export interface ReferenceSamples {
+  /** One an image, `[1, 3, height, width]` in [-1, 1]. */
+  readonly samples: readonly Tensor<'float32'>[]
+  /** Pixels of the first: the default size of the picture. */
+  readonly width: number
+  readonly height: number
+}
+
 /** Options of `encodeReferenceImages`. */
 export interface EncodeReferenceOptions {
   readonly vae: AutoencoderKLFlux2
@@ -44,8 +53,16 @@ export interface EncodeReferenceOptions {
  */
 export async function encodeReferenceImages(
   input: ImageInput | readonly ImageInput[],
-  { vae, signal }: EncodeReferenceOptions,
+  options: EncodeReferenceOptions,
 ): Promise<ReferenceImages> {
+  return encodeReferences(await readReferences(input, options), options)
+}
+
+/** The part of `encodeReferenceImages` before the VAE. @throws RankwiseError as `encodeReferenceImages` */
+export async function readReferences(
+  input: ImageInput | readonly ImageInput[],
+  { vae, signal }: EncodeReferenceOptions,
+): Promise<ReferenceSamples> {
   const inputs = isList(input) ? input : [input]
   if (inputs.length === 0) {
     throw new RankwiseError('REFERENCE_MISSING', 'there is no reference image', {
@@ -61,9 +78,17 @@ export async function encodeReferenceImages(
     samples.push(preprocessReference(await loadImage(input, name), pixelsPerToken, name))
   }
   const [, , height, width] = (samples[0] as Tensor).shape as [number, number, number, number]
+  return { samples, width, height }
+}
+
+/** The part of `encodeReferenceImages` that the VAE does. @throws RankwiseError `ABORTED`, and those of the VAE */
+export async function encodeReferences(
+  { samples, width, height }: ReferenceSamples,
+  { vae, signal }: EncodeReferenceOptions,
+): Promise<ReferenceImages> {
   const tokens: Tensor<'float32'>[] = []
   for (const sample of samples) tokens.push(await encodeReference(sample, vae, signal))
-  return { latents: joinTokens(tokens), ids: referenceIds(samples, pixelsPerToken), width, height }
+  return { latents: joinTokens(tokens), ids: referenceIds(samples, vae.vaeScaleFactor * PATCH), width, height }
 }
 
 /** Not by `Array.isArray`, which does not narrow a readonly list away; bytes are no list. */

@@ -2,7 +2,6 @@ import { createHash, type Hash } from 'node:crypto'
 import { RankwiseError, type Tensor } from '@rankwise/core'
 import { Generator, linspace } from '@rankwise/diffusion'
 import type { Flux2CallOptions, Flux2KleinOptions, OptionName, OutputType } from './generation-options.ts'
-import { checkOptionNames } from './option-names.ts'
 
 /** What a call of any FLUX.2 pipeline may give. */
 type GivenOptions = Flux2CallOptions & Flux2KleinOptions
@@ -18,12 +17,13 @@ export interface CallTraits {
   readonly textEncoderOutLayers: readonly number[]
 }
 
-/** Sizes of a pipeline's models that options have to fit. */
+/** Sizes that options have to fit, or are by default. */
 export interface CallSizes {
   /** Height and width of the picture that one token stands for, in pixels. */
   readonly pixelsPerToken: number
-  /** Pixels of a side that is not given. */
-  readonly defaultSize: number
+  /** Pixels of sides that are not given. */
+  readonly height: number
+  readonly width: number
 }
 
 /** The options of a call, checked, with all defaults filled in. */
@@ -52,10 +52,9 @@ const MAX_STEPS = 100_000
 /**
  * Checks the options of a call and fills in the defaults; nothing has been computed yet.
  *
- * @throws RankwiseError `OPTION_UNKNOWN`, `OPTION_INVALID`, `PROMPT_MISSING`, `GENERATOR_BATCH`
+ * @throws RankwiseError `OPTION_INVALID`, `PROMPT_MISSING`, `GENERATOR_BATCH`
  */
 export function requestOf(options: GivenOptions, traits: CallTraits, sizes: CallSizes): Request {
-  checkOptionNames(traits.name, options, traits.options)
   const { promptEmbeds, negativePromptEmbeds, generator, latents, sigmas = [], outputType = 'image' } = options
   const prompts = promptsOf(options)
   const steps = options.numInferenceSteps ?? options.sigmas?.length ?? traits.numInferenceSteps
@@ -73,8 +72,8 @@ export function requestOf(options: GivenOptions, traits: CallTraits, sizes: Call
     promptEmbeds,
     negativePromptEmbeds,
     batch,
-    height: wholeTokens('height', options.height ?? sizes.defaultSize, sizes.pixelsPerToken),
-    width: wholeTokens('width', options.width ?? sizes.defaultSize, sizes.pixelsPerToken),
+    height: wholeTokens('height', options.height ?? sizes.height, sizes.pixelsPerToken),
+    width: wholeTokens('width', options.width ?? sizes.width, sizes.pixelsPerToken),
     numInferenceSteps,
     sigmas: options.sigmas ?? linspace(1, 1 / numInferenceSteps, numInferenceSteps),
     guidanceScale,
@@ -90,11 +89,13 @@ export function requestOf(options: GivenOptions, traits: CallTraits, sizes: Call
 /**
  * Hash of all that decides what is drawn. Ranks that draw different pictures would add parts of one to the other, and
  * nobody would notice.
+ *
+ * @param images - reference images, as they are encoded
  */
-export function fingerprintOf(request: Request): string {
+export function fingerprintOf(request: Request, images: readonly Tensor[]): string {
   const { promptEmbeds, negativePromptEmbeds, latents, generator, ...plain } = request
   const hash = createHash('sha256').update(JSON.stringify(plain))
-  for (const tensor of [promptEmbeds, negativePromptEmbeds, latents]) hashTensor(hash, tensor)
+  for (const tensor of [promptEmbeds, negativePromptEmbeds, latents, ...images]) hashTensor(hash, tensor)
   const generators = generator instanceof Generator ? [generator] : (generator ?? [])
   hash.update(`${generators.length}`)
   // 16 numbers that come next tell generators apart; drawn from a copy, they are still to come.

@@ -1,4 +1,4 @@
-import type { Qwen3ForCausalLM } from '@rankwise/diffusion'
+import type { DecoderTextEncoder } from '@rankwise/diffusion'
 
 /** What embeds the tokens of a prompt. */
-export interface TextEncoder extends Pick<Qwen3ForCausalLM, 'encode' | 'dispose'>, AsyncDisposable {}
+export interface TextEncoder extends Pick<DecoderTextEncoder, 'encode' | 'dispose'>, AsyncDisposable {}

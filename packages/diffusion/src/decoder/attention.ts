@@ -1,5 +1,5 @@
 import { attention, Linear, Module, RMSNorm, rope, type TracedTensor } from '@rankwise/core'
-import type { Qwen3Config } from './config.ts'
+import type { DecoderConfig } from './config.ts'
 
 /** What all layers share and the host computes from the number of tokens and their mask. */
 export interface AttentionContext {
@@ -11,36 +11,45 @@ export interface AttentionContext {
   readonly bias: TracedTensor
 }
 
-/** Causal self-attention whose queries share keys and values in groups; q and k are normalised head by head. */
-export class Qwen3Attention extends Module {
+/** Causal self-attention whose queries share keys and values in groups; Qwen3 normalises q and k head by head. */
+export class DecoderAttention extends Module {
   readonly q_proj: Linear
   readonly k_proj: Linear
   readonly v_proj: Linear
   readonly o_proj: Linear
-  readonly q_norm: RMSNorm
-  readonly k_norm: RMSNorm
-  readonly #config: Qwen3Config
+  readonly q_norm: RMSNorm | undefined
+  readonly k_norm: RMSNorm | undefined
+  readonly #config: DecoderConfig
 
-  constructor(config: Qwen3Config) {
+  constructor(config: DecoderConfig) {
     super()
-    const { hiddenSize, numAttentionHeads, numKeyValueHeads, headDim, rmsNormEps } = config
+    const { hiddenSize, numAttentionHeads, numKeyValueHeads, headDim } = config
     const [queries, keys] = [numAttentionHeads * headDim, numKeyValueHeads * headDim]
     this.q_proj = new Linear(hiddenSize, queries, { bias: false })
     this.k_proj = new Linear(hiddenSize, keys, { bias: false })
     this.v_proj = new Linear(hiddenSize, keys, { bias: false })
     this.o_proj = new Linear(queries, hiddenSize, { bias: false })
-    this.q_norm = new RMSNorm(headDim, { eps: rmsNormEps })
-    this.k_norm = new RMSNorm(headDim, { eps: rmsNormEps })
+    this.q_norm = headNorm(config)
+    this.k_norm = headNorm(config)
     this.#config = config
   }
 
   /** `[batch, tokens, hiddenSize]` to the same. */
   override forward(x: TracedTensor, { cos, sin, bias }: AttentionContext): TracedTensor {
     const { numAttentionHeads, numKeyValueHeads, headDim } = this.#config
-    const q = this.q_norm.call(this.q_proj.call(x).unflatten(-1, [numAttentionHeads, headDim]))
-    const k = this.k_norm.call(this.k_proj.call(x).unflatten(-1, [numKeyValueHeads, headDim]))
+    const q = this.q_proj.call(x).unflatten(-1, [numAttentionHeads, headDim])
+    const k = this.k_proj.call(x).unflatten(-1, [numKeyValueHeads, headDim])
     const v = this.v_proj.call(x).unflatten(-1, [numKeyValueHeads, headDim])
     const rotate = (heads: TracedTensor) => rope(heads, cos, sin, { interleaved: false })
-    return this.o_proj.call(attention(rotate(q), rotate(k), v, { bias }).flatten(2, 3))
+    const attended = attention(rotate(normalize(q, this.q_norm)), rotate(normalize(k, this.k_norm)), v, { bias })
+    return this.o_proj.call(attended.flatten(2, 3))
   }
+}
+
+function headNorm({ normalizesHeads, headDim, rmsNormEps }: DecoderConfig): RMSNorm | undefined {
+  return normalizesHeads ? new RMSNorm(headDim, { eps: rmsNormEps }) : undefined
+}
+
+function normalize(heads: TracedTensor, norm: RMSNorm | undefined): TracedTensor {
+  return norm === undefined ? heads : norm.call(heads)
 }
