@@ -1,57 +1,13 @@
 import { readFile } from 'node:fs/promises'
-import { fileURLToPath } from 'node:url'
 import { Checkpoint, readConfig, readSafetensors, resolvePlan, type Tensor } from '@rankwise/core'
-import { directory as demoDirectory, callOptions as demoOptions } from '@rankwise/demo-flux2'
 import { Image } from '@rankwise/diffusion'
 import { expectClose, onRanks, referencePath } from '@rankwise/fixtures'
 import { beforeAll, describe, expect, it } from 'vitest'
 import { Flux2Transformer2DModel, flux2Plan } from '../src/index.ts'
-import type { PipelineResult, PipelineRun } from './workers/pipeline.ts'
+import { PIPELINE_CASES } from './pipeline-cases.ts'
+import type { PipelineResult } from './workers/pipeline.ts'
 
 const WORKER = new URL('workers/pipeline.ts', import.meta.url)
-const PROMPT = 'a photo of a cat holding a sign that says hello world'
-
-interface Case extends PipelineRun {
-  readonly name: string
-  /** Golden latents and picture, without their endings. */
-  readonly golden: string
-}
-
-const reference = (name: string) => referencePath('goldens', 'pipeline', name)
-const demo = (name: string) => fileURLToPath(new URL(`../../demo-flux2/golden/${name}`, import.meta.url))
-
-const CASES: readonly Case[] = [
-  {
-    name: 'klein, distilled',
-    golden: reference('klein.t2i.128x128.distilled'),
-    directory: referencePath('flux2-klein-tiny'),
-    seed: 42,
-    options: { prompt: PROMPT, height: 128, width: 128, numInferenceSteps: 4, guidanceScale: 4 },
-  },
-  {
-    name: 'klein, guided',
-    golden: reference('klein-base.t2i.64x96.cfg4'),
-    directory: referencePath('flux2-klein-tiny'),
-    isDistilled: false,
-    seed: 42,
-    options: { prompt: PROMPT, height: 64, width: 96, numInferenceSteps: 4, guidanceScale: 4, maxSequenceLength: 128 },
-  },
-  {
-    name: 'demo, cat on blue',
-    golden: demo('cat-blue'),
-    directory: demoDirectory,
-    seed: 42,
-    options: { ...demoOptions, prompt: 'a cat on a blue background' },
-  },
-  {
-    name: 'demo, robot on yellow',
-    golden: demo('robot-yellow'),
-    directory: demoDirectory,
-    seed: 7,
-    options: { ...demoOptions, prompt: 'an emoji of a robot on yellow' },
-  },
-]
-
 /** At most 1 level apart, in at most 0.1 % of the bytes. */
 function expectSamePicture(actual: Uint8Array, expected: Uint8Array): void {
   expect(actual).toHaveLength(expected.length)
@@ -71,14 +27,17 @@ describe.each([1, 2, 4])('at degree %i', (worldSize) => {
   let ranks: readonly (readonly PipelineResult[])[]
 
   beforeAll(async () => {
-    ranks = await onRanks(worldSize, WORKER, CASES)
+    ranks = await onRanks(worldSize, WORKER, PIPELINE_CASES)
   })
 
-  it.each(CASES.map((testCase, index) => ({ ...testCase, index })))('$name agrees with diffusers', async (testCase) => {
-    const result = ranks[0]?.[testCase.index] as PipelineResult
-    expectSameLatents(result.latents, await readSafetensors(`${testCase.golden}.safetensors`))
-    expectSamePicture(result.image, Image.fromPng(await readFile(`${testCase.golden}.png`)).data)
-  })
+  it.each(PIPELINE_CASES.map((testCase, index) => ({ ...testCase, index })))(
+    '$name agrees with diffusers',
+    async (testCase) => {
+      const result = ranks[0]?.[testCase.index] as PipelineResult
+      expectSameLatents(result.latents, await readSafetensors(`${testCase.golden}.safetensors`))
+      expectSamePicture(result.image, Image.fromPng(await readFile(`${testCase.golden}.png`)).data)
+    },
+  )
 
   it('is bitwise the same on all ranks', () => {
     expect(ranks).toHaveLength(worldSize)
