@@ -5,6 +5,7 @@ export type {
   Flux2KleinFromPretrainedOptions,
 } from './components.ts'
 export { type Flux2TransformerConfig, parseFlux2TransformerConfig } from './config.ts'
+export { type AnyFlux2Pipeline, DiffusionPipeline } from './diffusion-pipeline.ts'
 export type {
   DenoisingStep,
   Flux2CallOptions,

@@ -1,9 +1,10 @@
 import '@rankwise/collectives-local'
 import { ort } from '@rankwise/backend-ort'
 import { initProcessGroup, type Tensor, TensorParallelConfig } from '@rankwise/core'
-import { Generator, Image } from '@rankwise/diffusion'
-import { loadGolden, runRank } from '@rankwise/fixtures'
+import { Generator } from '@rankwise/diffusion'
+import { runRank } from '@rankwise/fixtures'
 import { Flux2KleinKVPipeline, type Flux2KleinOptions, Flux2KleinPipeline, Flux2Pipeline } from '../../src/index.ts'
+import { goldenImages } from '../golden-images.ts'
 
 const CLASSES = { Flux2Pipeline, Flux2KleinPipeline, Flux2KleinKVPipeline }
 
@@ -27,15 +28,6 @@ export interface PipelineResult {
   readonly largestBuffers: ReadonlyMap<string, number>
 }
 
-async function images(golden: string, count: number): Promise<readonly Image[]> {
-  const tensors = await loadGolden(golden)
-  return Array.from({ length: count }, (_, i) => {
-    const { shape, data } = tensors.get(`ref_image_u8.${i}`)
-    const [height, width] = shape as readonly [number, number]
-    return new Image(width, height, data as Uint8Array)
-  })
-}
-
 /** Runs pipelines on this rank; the test hears of every step. */
 runRank(async (runs: readonly PipelineRun[], ready): Promise<readonly PipelineResult[]> => {
   await using group = await initProcessGroup({ backend: 'local' })
@@ -45,7 +37,7 @@ runRank(async (runs: readonly PipelineRun[], ready): Promise<readonly PipelineRe
   for (const { type = 'Flux2KleinPipeline', directory, references, seed, options, isDistilled } of runs) {
     const overrides = isDistilled === undefined ? {} : { isDistilled }
     await using pipeline = await CLASSES[type].fromPretrained(directory, { backend, parallelConfig, ...overrides })
-    const image = references === undefined ? {} : { image: await images(...references) }
+    const image = references === undefined ? {} : { image: await goldenImages(...references) }
     const latents: Float32Array[] = []
     const keep = (step: { readonly latents: Tensor<'float32'> }) => {
       ready()
