@@ -8,7 +8,7 @@ declare module '@cornerstonejs/codec-libjpeg-turbo-8bit/decodewasmjs' {
     decode(): void
     getFrameInfo(): { readonly width: number; readonly height: number; readonly componentCount: number }
     /** `[height, width, componentCount]`; lives as long as the decoder. */
-    getDecodedBuffer(): Uint8Array
+    getDecodedBuffer(): Uint8ClampedArray
   }
 
   function createModule(): Promise<{ readonly JPEGDecoder: new () => JPEGDecoder }>

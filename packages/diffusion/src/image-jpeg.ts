@@ -63,8 +63,8 @@ async function decode(bytes: Uint8Array, header: JpegHeader, where: string | und
 }
 
 /** A copy outside of the decoder's memory. */
-function toRgb(samples: Uint8Array, components: number): Uint8Array {
-  if (components === CHANNELS) return samples.slice()
+function toRgb(samples: Uint8ClampedArray, components: number): Uint8Array {
+  if (components === CHANNELS) return new Uint8Array(samples)
   const rgb = new Uint8Array(samples.length * CHANNELS)
   for (let i = 0; i < samples.length; i++) rgb.fill(samples[i] as number, i * CHANNELS, (i + 1) * CHANNELS)
   return rgb

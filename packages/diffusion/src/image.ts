@@ -57,7 +57,7 @@ export class Image {
   }
 
   /**
-   * The image in another size, by Lanczos resampling; the same bits as Pillow's `resize(size, LANCZOS)`.
+   * The image in another size, by Lanczos resampling; the same bits as `resize(size, LANCZOS)` of Pillow 13.
    *
    * @throws RankwiseError `IMAGE_SIZE` when a side is not a positive whole number
    */

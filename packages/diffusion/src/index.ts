@@ -21,3 +21,5 @@ export {
 } from './scheduler.ts'
 export type { FlowMatchEulerDiscreteSchedulerConfig } from './scheduler-config.ts'
 export * from './tokenizer.ts'
+export type { AutoencoderRunOptions, TileProgress } from './vae/shared-tiles.ts'
+export type { Tiling, TilingOptions } from './vae/tiling.ts'
