@@ -1,7 +1,7 @@
 import { RankwiseError } from './errors.ts'
 import type { Graph, Node, Value } from './graph.ts'
 import { opDefinition, type PlacedType, PlacementContext } from './op.ts'
-import { formatPlacement, localShape, type Placement, REPLICATED } from './placement.ts'
+import { atDegree, formatPlacement, localShape, type Placement, REPLICATED } from './placement.ts'
 import type { ParameterPlacements } from './plan.ts'
 import type { Shape } from './tensor.ts'
 
@@ -87,7 +87,7 @@ class Partitioner {
     for (const value of inputs) this.#place(value, this.#options.inputs?.get(value.name ?? '') ?? REPLICATED)
     for (const value of constants) this.#place(value, REPLICATED)
     for (const value of parameters) {
-      this.#place(value, this.#placements.get(value.name ?? '')?.placement ?? REPLICATED)
+      this.#place(value, atDegree(this.#placements.get(value.name ?? '')?.placement ?? REPLICATED, this.#tpDegree))
     }
     for (const node of nodes) this.#visit(node)
     const complete = Object.entries(outputs).map(([key, value]) => [key, this.#complete(key, value)] as const)

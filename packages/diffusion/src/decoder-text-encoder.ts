@@ -29,6 +29,14 @@ export interface TextEncodeOptions extends RunOptions {
   readonly outLayers?: readonly number[]
 }
 
+/** Texts to hidden states, wherever the weights are. */
+export interface HiddenStateEncoder extends AsyncDisposable {
+  /** Hidden states `[batch, tokens, outLayers.length * hiddenSize]`, on every rank. */
+  encode(inputs: TextEncoderInputs, options?: TextEncodeOptions): Promise<Tensor>
+  /** Frees the weights; idempotent. */
+  dispose(): Promise<void>
+}
+
 /** What a forward takes. */
 export interface DecoderInputs extends AttentionContext {
   /** int32 `[batch, tokens]` */
@@ -39,7 +47,7 @@ export interface DecoderInputs extends AttentionContext {
  * A causal language model as a text encoder: its hidden states are the prompt embeddings. Only the layers up to the last
  * of those are built and loaded; later ones, the final norm and the head are left in the checkpoint.
  */
-export abstract class DecoderTextEncoder extends ModelMixin {
+export abstract class DecoderTextEncoder extends ModelMixin implements HiddenStateEncoder {
   readonly config: DecoderConfig
   /** Hidden states that `encode` returns unless it is told otherwise. */
   readonly outLayers: readonly number[]

@@ -2,7 +2,13 @@ export { AutoencoderKLFlux2 } from './autoencoder-kl-flux2.ts'
 export { type Callable, callable } from './callable.ts'
 export * from './config.ts'
 export type { DecoderConfig } from './decoder/config.ts'
-export { DecoderTextEncoder, type TextEncodeOptions, type TextEncoderInputs } from './decoder-text-encoder.ts'
+export {
+  DecoderTextEncoder,
+  type HiddenStateEncoder,
+  type TextEncodeOptions,
+  type TextEncoderInputs,
+} from './decoder-text-encoder.ts'
+export { FirstRankTextEncoder } from './first-rank-text-encoder.ts'
 export { Generator, type RandnDType, randnTensor } from './generator.ts'
 export { Image, type ImageInput, loadImage } from './image.ts'
 export { postprocess, preprocess } from './image-processor.ts'

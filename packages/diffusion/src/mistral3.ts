@@ -2,6 +2,7 @@ import { Module, type TracedTensor } from '@rankwise/core'
 import type { AttentionContext } from './decoder/attention.ts'
 import type { DecoderConfig } from './decoder/config.ts'
 import { DecoderModel } from './decoder/model.ts'
+import { decoderPlan } from './decoder/plan.ts'
 import { DecoderTextEncoder, laterWeights } from './decoder-text-encoder.ts'
 import { parseMistral3Config } from './mistral3-config.ts'
 
@@ -14,6 +15,7 @@ const OUT_LAYERS = [10, 20, 30]
  */
 export class Mistral3ForConditionalGeneration extends DecoderTextEncoder {
   static readonly weightsName = 'model'
+  static readonly tensorParallelPlan = decoderPlan('language_model.model')
   static readonly ignoredWeights: readonly RegExp[] = unusedWeights(OUT_LAYERS)
 
   readonly language_model: MistralLanguageModel

@@ -1,5 +1,6 @@
 import type { DecoderConfig } from './decoder/config.ts'
 import { DecoderModel } from './decoder/model.ts'
+import { decoderPlan } from './decoder/plan.ts'
 import { DecoderTextEncoder, laterWeights } from './decoder-text-encoder.ts'
 import { parseQwen3Config } from './qwen3-config.ts'
 
@@ -9,6 +10,7 @@ const OUT_LAYERS = [9, 18, 27]
 /** Qwen3 as a text encoder: its hidden states are the prompt embeddings of FLUX.2-klein. */
 export class Qwen3ForCausalLM extends DecoderTextEncoder {
   static readonly weightsName = 'model'
+  static readonly tensorParallelPlan = decoderPlan('model')
   static readonly ignoredWeights: readonly RegExp[] = unusedWeights(OUT_LAYERS)
 
   readonly model: DecoderModel

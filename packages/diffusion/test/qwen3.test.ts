@@ -3,12 +3,10 @@ import { ort } from '@rankwise/backend-ort'
 import {
   type Backend,
   Checkpoint,
-  checkDegree,
+  checkPlan,
+  legalDegreesOf,
   type Module,
-  partition,
-  planReport,
   readConfig,
-  resolvePlan,
   Tensor,
   type TensorParallelPlan,
 } from '@rankwise/core'
@@ -240,21 +238,48 @@ describe('rotary tables', () => {
   })
 })
 
-describe('the forward', () => {
-  const plan: TensorParallelPlan = {
-    'model.layers.*.self_attn.q_proj': 'colwise',
-    'model.layers.*.self_attn.k_proj': 'colwise',
-    'model.layers.*.self_attn.v_proj': 'colwise',
-    'model.layers.*.self_attn.o_proj': 'rowwise',
-    'model.layers.*.mlp.gate_proj': 'colwise',
-    'model.layers.*.mlp.up_proj': 'colwise',
-    'model.layers.*.mlp.down_proj': 'rowwise',
+describe('the plan', () => {
+  const config = {
+    vocab_size: 101,
+    hidden_size: 48,
+    intermediate_size: 96,
+    num_hidden_layers: 28,
+    num_attention_heads: 12,
+    num_key_value_heads: 3,
+    head_dim: 8,
+    rope_theta: 1e6,
   }
+  const model = Qwen3ForCausalLM.fromConfig(config)
+  const check = (tpDegree: number, changes: TensorParallelPlan = {}) =>
+    checkPlan(
+      { name: 'Qwen3ForCausalLM', tensorParallelPlan: { ...Qwen3ForCausalLM.tensorParallelPlan, ...changes } },
+      model,
+      tpDegree,
+      true,
+    )
 
-  it('can be split over ranks with two all-reduces a layer', async () => {
-    const model = Qwen3ForCausalLM.fromConfig(await readConfig(FOLDER))
-    const placements = resolvePlan(model, plan)
-    checkDegree(placements, model.numAttentionHeads, 2)
-    expect(planReport(partition(model.traceExample(), placements, 2)).allReduces).toBe(54)
+  it('takes degrees that divide the heads of keys and values, or that these divide', () => {
+    expect(legalDegreesOf(Qwen3ForCausalLM, model)).toEqual([1, 3, 6, 12])
+    expect(() => check(12)).not.toThrow()
+    expect(() => check(2)).toThrow(
+      expect.objectContaining({
+        code: 'HEADS_NOT_DIVISIBLE',
+        where: 'model.layers.0.self_attn.k_proj.weight',
+        actual: { heads: 3, tpDegree: 2, legalDegrees: [1, 3, 6, 12] },
+      }),
+    )
+  })
+
+  const layer = 'model.layers.*'
+  it.each<[string, TensorParallelPlan]>([
+    ['PLACEMENT_ATTENTION', { [`${layer}.self_attn.k_proj`]: 'rowwise_split_input' }],
+    ['PLACEMENT_RESHAPE', { [`${layer}.self_attn.v_proj`]: 'colwise' }],
+    ['PLACEMENT_COLWISE_INPUT', { [`${layer}.self_attn.o_proj`]: 'colwise' }],
+    ['PLACEMENT_ROWWISE_INPUT', { [`${layer}.mlp.gate_proj`]: 'rowwise' }],
+    ['PLACEMENT_ELEMENTWISE', { [`${layer}.mlp.up_proj`]: 'rowwise_split_input' }],
+    ['STYLE_EMBEDDING', { 'model.embed_tokens': 'rowwise' }],
+    ['PLAN_NOT_LINEAR', { [`${layer}.self_attn.q_norm`]: 'colwise' }],
+  ])('changed is refused with %s: %j', (code, changes) => {
+    expect(() => check(6, changes)).toThrow(expect.objectContaining({ code }))
   })
 })

@@ -1,5 +1,5 @@
 import { RankwiseError, Tensor } from '@rankwise/core'
-import { type DecoderTextEncoder, prepareTextIds, type TokenizedText, type Tokenizer } from '@rankwise/diffusion'
+import { type HiddenStateEncoder, prepareTextIds, type TokenizedText, type Tokenizer } from '@rankwise/diffusion'
 import { float32 } from './output.ts'
 
 /** What the transformer is conditioned on. */
@@ -13,7 +13,7 @@ export interface Prompt {
 /** What embeds a prompt. */
 export interface PromptEncoder {
   readonly tokenizer: Tokenizer
-  readonly textEncoder: Pick<DecoderTextEncoder, 'encode'>
+  readonly textEncoder: Pick<HiddenStateEncoder, 'encode'>
 }
 
 export interface EncodePromptOptions {

@@ -26,8 +26,8 @@ export class DecoderAttention extends Module {
     const { hiddenSize, numAttentionHeads, numKeyValueHeads, headDim } = config
     const [queries, keys] = [numAttentionHeads * headDim, numKeyValueHeads * headDim]
     this.q_proj = new Linear(hiddenSize, queries, { bias: false })
-    this.k_proj = new Linear(hiddenSize, keys, { bias: false })
-    this.v_proj = new Linear(hiddenSize, keys, { bias: false })
+    this.k_proj = new Linear(hiddenSize, keys, { bias: false, heads: numKeyValueHeads })
+    this.v_proj = new Linear(hiddenSize, keys, { bias: false, heads: numKeyValueHeads })
     this.o_proj = new Linear(queries, hiddenSize, { bias: false })
     this.q_norm = headNorm(config)
     this.k_norm = headNorm(config)
