@@ -3,7 +3,6 @@ import {
   type DType,
   type FromFirst,
   type FromHubOptions,
-  type FromPretrainedOptions,
   type HubRepository,
   hubOptionsOf,
   joinedCollectives,
@@ -13,16 +12,21 @@ import {
   RankwiseError,
   type TensorParallelConfig,
 } from '@rankwise/core'
-import { AutoencoderKLFlux2, FlowMatchEulerDiscreteScheduler, Tokenizer } from '@rankwise/diffusion'
+import {
+  AutoencoderKLFlux2,
+  FlowMatchEulerDiscreteScheduler,
+  type HiddenStateEncoder,
+  Tokenizer,
+} from '@rankwise/diffusion'
 import { readModelIndex, requireClass } from './model-index.ts'
 import { checkOptionNames } from './option-names.ts'
-import type { TextEncoder } from './text-encoder.ts'
+import { type LoadTextEncoder, loadSharedTextEncoder, type TextEncoderPlacement } from './text-encoder.ts'
 import { Flux2Transformer2DModel } from './transformer.ts'
 
 /** What all FLUX.2 pipelines are made of; each model is on its backend. */
 export interface Flux2Components {
   readonly transformer: Flux2Transformer2DModel
-  readonly textEncoder: TextEncoder
+  readonly textEncoder: HiddenStateEncoder
   readonly vae: AutoencoderKLFlux2
   readonly tokenizer: Tokenizer
   readonly scheduler: FlowMatchEulerDiscreteScheduler
@@ -39,6 +43,12 @@ export interface Flux2FromPretrainedOptions extends Partial<Flux2Components>, Fr
   readonly backend: Backend
   /** Splits the transformer over the ranks of the process group; not together with a `transformer` of your own. */
   readonly parallelConfig?: TensorParallelConfig
+  /**
+   * Where the weights of the text encoder are; other than `'replicated'`, together with `parallelConfig`.
+   *
+   * @default 'replicated'
+   */
+  readonly textEncoderPlacement?: TextEncoderPlacement
   /** @default 'float32' */
   readonly dtype?: DType
   /** Aborts the load with `ABORTED`. */
@@ -59,7 +69,7 @@ export interface PipelineParts {
   /** Classes of pipelines that have the same parts. */
   readonly accepted: readonly string[]
   readonly options: readonly (keyof Flux2KleinFromPretrainedOptions)[]
-  readonly loadTextEncoder: (pathOrId: string, options: FromPretrainedOptions) => Promise<TextEncoder>
+  readonly loadTextEncoder: LoadTextEncoder
 }
 
 const LOAD_OPTIONS: Readonly<Record<keyof Flux2FromPretrainedOptions, true>> = {
@@ -70,6 +80,7 @@ const LOAD_OPTIONS: Readonly<Record<keyof Flux2FromPretrainedOptions, true>> = {
   scheduler: true,
   backend: true,
   parallelConfig: true,
+  textEncoderPlacement: true,
   dtype: true,
   signal: true,
   onProgress: true,
@@ -113,6 +124,7 @@ export async function loadComponents(
       return { repository, parts: await loadWholeParts(pathOrId, repository, { ...options, signal }, kind, own) }
     }
     const { repository, parts } = await loadTogether(load, { collectives, signal, release })
+    const textEncoder = parts.textEncoder ?? own(await loadShared(pathOrId, repository, options, kind))
     const transformer =
       options.transformer ??
       own(
@@ -122,7 +134,7 @@ export async function loadComponents(
           subfolder: 'transformer',
         }),
       )
-    return { ...parts, transformer }
+    return { ...parts, textEncoder, transformer }
   } catch (error) {
     await release()
     throw error
@@ -132,11 +144,46 @@ export async function loadComponents(
 /** @throws RankwiseError `OPTION_UNKNOWN`, `OPTION_CONFLICT` */
 function checkLoadOptions(options: Flux2KleinFromPretrainedOptions, kind: PipelineParts): void {
   checkOptionNames(`${kind.name}.fromPretrained`, options, kind.options)
+  checkPlacement(options)
   if (options.transformer === undefined || options.parallelConfig === undefined) return
   throw new RankwiseError('OPTION_CONFLICT', 'a transformer that is already loaded cannot be split here', {
     where: 'parallelConfig',
     remedy: 'pass parallelConfig to Flux2Transformer2DModel.fromPretrained',
   })
+}
+
+/** @throws RankwiseError `OPTION_INVALID`, `OPTION_CONFLICT` */
+function checkPlacement({ textEncoderPlacement, textEncoder, parallelConfig }: Flux2KleinFromPretrainedOptions): void {
+  const where = 'textEncoderPlacement'
+  if (textEncoderPlacement === undefined || textEncoderPlacement === 'replicated') return
+  if (textEncoderPlacement !== 'sharded' && textEncoderPlacement !== 'rank0') {
+    throw new RankwiseError('OPTION_INVALID', `a text encoder is not placed as '${textEncoderPlacement}'`, {
+      where,
+      rule: "textEncoderPlacement is 'replicated', 'sharded' or 'rank0'",
+    })
+  }
+  if (textEncoder === undefined && parallelConfig !== undefined) return
+  throw new RankwiseError('OPTION_CONFLICT', 'there is no text encoder to load on several ranks', {
+    where,
+    actual: { textEncoder: textEncoder === undefined ? 'to load' : 'given', parallelConfig: parallelConfig?.tpDegree },
+    rule: 'it places the text encoder that is loaded here, over the ranks of parallelConfig',
+  })
+}
+
+/** The text encoder of which not every rank has all weights. */
+function loadShared(
+  pathOrId: string,
+  repository: HubRepository | undefined,
+  options: Flux2KleinFromPretrainedOptions,
+  kind: PipelineParts,
+): Promise<HiddenStateEncoder> {
+  const { parallelConfig, signal, textEncoderPlacement } = options
+  const common = { ...modelOptions(options, repository), subfolder: 'text_encoder' }
+  return loadSharedTextEncoder(
+    (own) => kind.loadTextEncoder(pathOrId, { ...common, ...own }),
+    textEncoderPlacement as Exclude<TextEncoderPlacement, 'replicated'>,
+    { parallelConfig: parallelConfig as TensorParallelConfig, signal },
+  )
 }
 
 /** Those that every rank has whole. */
@@ -146,7 +193,7 @@ async function loadWholeParts(
   options: Flux2KleinFromPretrainedOptions,
   kind: PipelineParts,
   own: <M extends AsyncDisposable>(model: M) => M,
-): Promise<Omit<Flux2KleinComponents, 'transformer'>> {
+): Promise<Omit<Flux2KleinComponents, 'transformer' | 'textEncoder'> & Partial<Flux2Components>> {
   const directory = (await repository?.download(SMALL_PARTS, { signal: options.signal })) ?? pathOrId
   const index = await readModelIndex(directory)
   requireClass(index, kind.accepted, pathOrId)
@@ -154,10 +201,13 @@ async function loadWholeParts(
   const scheduler =
     options.scheduler ?? (await FlowMatchEulerDiscreteScheduler.fromPretrained(directory, { subfolder: 'scheduler' }))
   const common = modelOptions(options, repository)
+  const isReplicated = (options.textEncoderPlacement ?? 'replicated') === 'replicated'
   const textEncoder =
-    options.textEncoder ?? own(await kind.loadTextEncoder(pathOrId, { ...common, subfolder: 'text_encoder' }))
+    options.textEncoder ??
+    (isReplicated ? own(await kind.loadTextEncoder(pathOrId, { ...common, subfolder: 'text_encoder' })) : undefined)
   const vae = options.vae ?? own(await AutoencoderKLFlux2.fromPretrained(pathOrId, { ...common, subfolder: 'vae' }))
-  return { tokenizer, scheduler, textEncoder, vae, isDistilled: options.isDistilled ?? index.isDistilled }
+  const isDistilled = options.isDistilled ?? index.isDistilled
+  return { tokenizer, scheduler, vae, isDistilled, ...(textEncoder === undefined ? {} : { textEncoder }) }
 }
 
 /** Options of every model. All parts are of one commit, though the branch may move on. */

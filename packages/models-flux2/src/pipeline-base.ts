@@ -2,6 +2,7 @@ import { type Shape, Turns, throwIfAborted } from '@rankwise/core'
 import {
   type AutoencoderKLFlux2,
   type FlowMatchEulerDiscreteScheduler,
+  type HiddenStateEncoder,
   prepareLatentIds,
   type Tokenizer,
 } from '@rankwise/diffusion'
@@ -16,7 +17,6 @@ import { type Flux2Output, type LatentOutput, toOutput } from './output.ts'
 import type { EncodePromptOptions, Prompt } from './prompt.ts'
 import { encodeReferences, type ReferenceSamples, readReferences } from './reference-images.ts'
 import { type CallTraits, fingerprintOf, type Request, requestOf } from './request.ts'
-import type { TextEncoder } from './text-encoder.ts'
 import type { Flux2Transformer2DModel } from './transformer.ts'
 import type { Velocity } from './velocity.ts'
 
@@ -49,7 +49,7 @@ interface PreparedRequest {
  */
 export abstract class Flux2PipelineBase<O extends Flux2CallOptions> implements Flux2Components, AsyncDisposable {
   readonly transformer: Flux2Transformer2DModel
-  readonly textEncoder: TextEncoder
+  readonly textEncoder: HiddenStateEncoder
   readonly vae: AutoencoderKLFlux2
   readonly tokenizer: Tokenizer
   readonly scheduler: FlowMatchEulerDiscreteScheduler

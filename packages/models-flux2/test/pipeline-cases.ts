@@ -43,12 +43,12 @@ const kv = (...args: Parameters<typeof run>): PipelineCase => ({ ...klein(...arg
 
 export const PIPELINE_CASES: readonly PipelineCase[] = [
   klein('klein.t2i.128x128.distilled', { ...LARGE, guidanceScale: 4 }),
-  klein('klein.i2i.64x96.distilled', SMALL, 1),
+  { ...klein('klein.i2i.64x96.distilled', SMALL, 1), textEncoderPlacement: 'rank0' },
   base('klein-base.t2i.64x96.cfg4', { ...SMALL, guidanceScale: 4 }),
   base('klein-base.i2i.64x96.cfg4', { ...SMALL, guidanceScale: 4 }, 1),
   kv('klein-kv.i2i.64x96', SMALL, 1),
   dev('dev.t2i.128x128.g4', { ...LARGE, guidanceScale: 4 }),
-  dev('dev.t2i.64x96.g2.5', { ...SMALL, guidanceScale: 2.5 }),
+  { ...dev('dev.t2i.64x96.g2.5', { ...SMALL, guidanceScale: 2.5 }), textEncoderPlacement: 'sharded' },
   dev('dev.i2i.64x96.one_ref', { ...SMALL, guidanceScale: 4 }, 1),
   dev('dev.i2i.64x96.two_refs', { ...SMALL, guidanceScale: 4 }, 2),
   dev('dev.i2i.64x64.size_from_ref', { ...BY_REFERENCE, guidanceScale: 4 }, 1),

@@ -3,7 +3,13 @@ import { ort } from '@rankwise/backend-ort'
 import { initProcessGroup, type Tensor, TensorParallelConfig } from '@rankwise/core'
 import { Generator } from '@rankwise/diffusion'
 import { runRank } from '@rankwise/fixtures'
-import { Flux2KleinKVPipeline, type Flux2KleinOptions, Flux2KleinPipeline, Flux2Pipeline } from '../../src/index.ts'
+import {
+  Flux2KleinKVPipeline,
+  type Flux2KleinOptions,
+  Flux2KleinPipeline,
+  Flux2Pipeline,
+  type TextEncoderPlacement,
+} from '../../src/index.ts'
 import { goldenImages } from '../golden-images.ts'
 
 const CLASSES = { Flux2Pipeline, Flux2KleinPipeline, Flux2KleinKVPipeline }
@@ -16,6 +22,7 @@ export interface PipelineRun {
   readonly references?: readonly [golden: string, count: number]
   readonly seed: number
   readonly isDistilled?: boolean
+  readonly textEncoderPlacement?: TextEncoderPlacement
   readonly options: Flux2KleinOptions<'image'>
 }
 
@@ -34,8 +41,9 @@ runRank(async (runs: readonly PipelineRun[], ready): Promise<readonly PipelineRe
   await using backend = await ort({ device: 'cpu', threads: 1 })
   const parallelConfig = new TensorParallelConfig({ tpDegree: group.worldSize })
   const results: PipelineResult[] = []
-  for (const { type = 'Flux2KleinPipeline', directory, references, seed, options, isDistilled } of runs) {
-    const overrides = isDistilled === undefined ? {} : { isDistilled }
+  for (const { type = 'Flux2KleinPipeline', directory, references, seed, options, ...rest } of runs) {
+    const { isDistilled, textEncoderPlacement = 'replicated' } = rest
+    const overrides = { textEncoderPlacement, ...(isDistilled === undefined ? {} : { isDistilled }) }
     await using pipeline = await CLASSES[type].fromPretrained(directory, { backend, parallelConfig, ...overrides })
     const image = references === undefined ? {} : { image: await goldenImages(...references) }
     const latents: Float32Array[] = []
