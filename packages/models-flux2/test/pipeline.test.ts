@@ -5,7 +5,7 @@ import { onRanks, referencePath } from '@rankwise/fixtures'
 import { beforeAll, describe, expect, it } from 'vitest'
 import { Flux2Transformer2DModel, flux2Plan } from '../src/index.ts'
 import { expectSameLatents } from './golden-latents.ts'
-import { PIPELINE_CASES } from './pipeline-cases.ts'
+import { PIPELINE_CASES, type PipelineCase, WIDE_CASES } from './pipeline-cases.ts'
 import type { PipelineResult } from './workers/pipeline.ts'
 
 const WORKER = new URL('workers/pipeline.ts', import.meta.url)
@@ -23,28 +23,29 @@ function bytesOf({ latents, image }: PipelineResult): Buffer {
   )
 }
 
-describe.each([1, 2, 4])('at degree %i', (worldSize) => {
+describe.each<[number, readonly PipelineCase[]]>([
+  [1, PIPELINE_CASES],
+  [2, PIPELINE_CASES],
+  [4, WIDE_CASES],
+])('at degree %i', (worldSize, cases) => {
   let ranks: readonly (readonly PipelineResult[])[]
 
   beforeAll(async () => {
-    ranks = await onRanks(worldSize, WORKER, PIPELINE_CASES)
+    ranks = await onRanks(worldSize, WORKER, cases)
   })
 
-  it.each(PIPELINE_CASES.map((testCase, index) => ({ ...testCase, index })))(
-    '$name agrees with diffusers',
-    async (testCase) => {
-      const result = ranks[0]?.[testCase.index] as PipelineResult
-      expectSameLatents(result.latents, await readSafetensors(`${testCase.golden}.safetensors`))
-      expectSamePicture(result.image, Image.fromPng(await readFile(`${testCase.golden}.png`)).data)
-    },
-  )
+  it.each(cases.map((testCase, index) => ({ ...testCase, index })))('$name agrees with diffusers', async (testCase) => {
+    const result = ranks[0]?.[testCase.index] as PipelineResult
+    expectSameLatents(result.latents, await readSafetensors(`${testCase.golden}.safetensors`))
+    expectSamePicture(result.image, Image.fromPng(await readFile(`${testCase.golden}.png`)).data)
+  })
 
   it('is bitwise the same on all ranks', () => {
     expect(ranks).toHaveLength(worldSize)
     for (const rank of ranks) {
       for (const [i, result] of rank.entries()) {
         // Of bytes: comparing the elements one by one took 8 s.
-        expect(bytesOf(result).equals(bytesOf(ranks[0]?.[i] as PipelineResult)), PIPELINE_CASES[i]?.name).toBe(true)
+        expect(bytesOf(result).equals(bytesOf(ranks[0]?.[i] as PipelineResult)), cases[i]?.name).toBe(true)
       }
     }
   })

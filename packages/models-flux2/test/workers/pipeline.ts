@@ -4,6 +4,7 @@ import { initProcessGroup, type Tensor, TensorParallelConfig } from '@rankwise/c
 import { Generator } from '@rankwise/diffusion'
 import { runRank } from '@rankwise/fixtures'
 import {
+  type AnyFlux2Pipeline,
   Flux2KleinKVPipeline,
   type Flux2KleinOptions,
   Flux2KleinPipeline,
@@ -35,16 +36,38 @@ export interface PipelineResult {
   readonly largestBuffers: ReadonlyMap<string, number>
 }
 
+type Load = (run: PipelineRun) => Promise<AnyFlux2Pipeline>
+
+/** Loads the pipeline of a run unless it is that of the run before. */
+function lastPipeline(load: Load): Load & AsyncDisposable {
+  let last: { readonly key: string; readonly pipeline: AnyFlux2Pipeline } | undefined
+  const dispose = async () => last?.pipeline.dispose()
+  const get = async (run: PipelineRun) => {
+    const { type, directory, isDistilled, textEncoderPlacement } = run
+    const key = JSON.stringify([type, directory, isDistilled, textEncoderPlacement])
+    if (last?.key === key) return last.pipeline
+    await dispose()
+    last = undefined
+    last = { key, pipeline: await load(run) }
+    return last.pipeline
+  }
+  return Object.assign(get, { [Symbol.asyncDispose]: dispose })
+}
+
 /** Runs pipelines on this rank; the test hears of every step. */
 runRank(async (runs: readonly PipelineRun[], ready): Promise<readonly PipelineResult[]> => {
   await using group = await initProcessGroup({ backend: 'local' })
   await using backend = await ort({ device: 'cpu', threads: 1 })
   const parallelConfig = new TensorParallelConfig({ tpDegree: group.worldSize })
-  const results: PipelineResult[] = []
-  for (const { type = 'Flux2KleinPipeline', directory, references, seed, options, ...rest } of runs) {
-    const { isDistilled, textEncoderPlacement = 'replicated' } = rest
+  await using pipelineOf = lastPipeline((run) => {
+    const { type = 'Flux2KleinPipeline', directory, isDistilled, textEncoderPlacement = 'replicated' } = run
     const overrides = { textEncoderPlacement, ...(isDistilled === undefined ? {} : { isDistilled }) }
-    await using pipeline = await CLASSES[type].fromPretrained(directory, { backend, parallelConfig, ...overrides })
+    return CLASSES[type].fromPretrained(directory, { backend, parallelConfig, ...overrides })
+  })
+  const results: PipelineResult[] = []
+  for (const run of runs) {
+    const { references, seed, options } = run
+    const pipeline = await pipelineOf(run)
     const image = references === undefined ? {} : { image: await goldenImages(...references) }
     const latents: Float32Array[] = []
     const keep = (step: { readonly latents: Tensor<'float32'> }) => {
