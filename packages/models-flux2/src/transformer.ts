@@ -166,12 +166,11 @@ export class Flux2Transformer2DModel extends ModelMixin {
   }
 
   #modulations(temb: TracedTensor) {
+    const image = this.double_stream_modulation_img.call(temb)
+    const text = this.double_stream_modulation_txt.call(temb)
     const [single] = this.single_stream_modulation.call(temb) as [Modulation]
-    return {
-      image: this.double_stream_modulation_img.call(temb),
-      text: this.double_stream_modulation_txt.call(temb),
-      single,
-    }
+    return { image, text, single }
+  }
   }
 
   /** @param skipped - image tokens that nothing is predicted for, the first of them */
