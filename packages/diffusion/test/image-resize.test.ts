@@ -32,6 +32,22 @@ describe('resize', () => {
     expect(createHash('sha256').update(data).digest('hex')).toBe(sha256)
   })
 
+  it('would be noticed in another order of its passes', () => {
+    for (const { from, to, sha256 } of cases) {
+      if (from[0] === to[0] || from[1] === to[1] || from[0] * from[1] === 1) continue
+      const [rowsFirst, columnsFirst] = [
+        noise(...from).resize(to[0], from[1]),
+        noise(...from).resize(from[0], to[1]),
+      ].map((once) =>
+        createHash('sha256')
+          .update(once.resize(...to).data)
+          .digest('hex'),
+      )
+      expect([rowsFirst, columnsFirst]).toContain(sha256)
+      expect(rowsFirst).not.toBe(columnsFirst)
+    }
+  })
+
   it('keeps one colour', () => {
     fc.assert(
       fc.property(image(40, 40), image(60, 60), fc.nat(255), (from, to, value) => {
