@@ -33,8 +33,10 @@ describe('resize', () => {
   })
 
   it('would be noticed in another order of its passes', () => {
-    for (const { from, to, sha256 } of cases) {
-      if (from[0] === to[0] || from[1] === to[1] || from[0] * from[1] === 1) continue
+    // In so few pixels that both orders may give the same, they prove nothing.
+    const large = cases.filter(({ from, to }) => to[0] * to[1] > 1000 && from[0] !== to[0] && from[1] !== to[1])
+    expect(large.length).toBeGreaterThan(6)
+    for (const { from, to, sha256 } of large) {
       const [rowsFirst, columnsFirst] = [
         noise(...from).resize(to[0], from[1]),
         noise(...from).resize(from[0], to[1]),
