@@ -32,6 +32,24 @@ describe('resize', () => {
     expect(createHash('sha256').update(data).digest('hex')).toBe(sha256)
   })
 
+  it('would be noticed in another order of its passes', () => {
+    // In so few pixels that both orders may give the same, they prove nothing.
+    const large = cases.filter(({ from, to }) => to[0] * to[1] > 1000 && from[0] !== to[0] && from[1] !== to[1])
+    expect(large.length).toBeGreaterThan(6)
+    for (const { from, to, sha256 } of large) {
+      const [rowsFirst, columnsFirst] = [
+        noise(...from).resize(to[0], from[1]),
+        noise(...from).resize(from[0], to[1]),
+      ].map((once) =>
+        createHash('sha256')
+          .update(once.resize(...to).data)
+          .digest('hex'),
+      )
+      expect([rowsFirst, columnsFirst]).toContain(sha256)
+      expect(rowsFirst).not.toBe(columnsFirst)
+    }
+  })
+
   it('keeps one colour', () => {
     fc.assert(
       fc.property(image(40, 40), image(60, 60), fc.nat(255), (from, to, value) => {

@@ -1,4 +1,4 @@
-import { RankwiseError, type Tensor } from '@rankwise/core'
+import { type Collectives, RankwiseError, type Tensor } from '@rankwise/core'
 import {
   type AutoencoderKLFlux2,
   denormalizeLatents,
@@ -31,6 +31,8 @@ export interface OutputOptions<T extends OutputType> {
   readonly rows: number
   readonly columns: number
   readonly vae: AutoencoderKLFlux2
+  /** The ranks that share the tiles of a VAE with tiling. */
+  readonly collectives: Collectives | undefined
   readonly signal: AbortSignal | undefined
 }
 
@@ -48,13 +50,13 @@ export async function toOutput<T extends OutputType>(
 
 async function render(
   latents: Tensor<'float32'>,
-  { outputType, latentOutput, rows, columns, vae, signal }: OutputOptions<OutputType>,
+  { outputType, latentOutput, rows, columns, vae, collectives, signal }: OutputOptions<OutputType>,
 ): Promise<Image[] | Tensor<'float32'>> {
   if (outputType === 'latent' && latentOutput === 'packed') return latents
   const statistics = await vae.latentStatistics()
   const decodable = unpatchifyLatents(denormalizeLatents(unpackLatents(latents, rows, columns), statistics))
   if (outputType === 'latent') return decodable
-  const decoded = float32(await vae.decode(decodable, { signal }))
+  const decoded = float32(await vae.decode(decodable, { collectives, signal }))
   return outputType === 'array' ? postprocess(decoded, 'array') : postprocess(decoded, 'image')
 }
 

@@ -124,7 +124,7 @@ export abstract class Flux2PipelineBase<O extends Flux2CallOptions> implements F
     throwIfAborted(signal)
     const { latentOutput } = this.traits
     const outputType = request.outputType as T
-    return toOutput(latents, { outputType, latentOutput, rows, columns, vae: this.vae, signal })
+    return toOutput(latents, { outputType, latentOutput, rows, columns, vae: this.vae, collectives, signal })
   }
 
   /** Everything that can be refused before the models run. */
@@ -153,7 +153,14 @@ export abstract class Flux2PipelineBase<O extends Flux2CallOptions> implements F
       isGuided: this.isGuided(request),
     })
     if (references === undefined) return { ...prompts, references }
-    return { ...prompts, references: await encodeReferences(references, { vae: this.vae, signal }) }
+    return {
+      ...prompts,
+      references: await encodeReferences(references, {
+        vae: this.vae,
+        collectives: this.transformer.collectives,
+        signal,
+      }),
+    }
   }
 
   /** Frees the three models; idempotent. */

@@ -1,6 +1,7 @@
 import { RankwiseError, Tensor, throwIfAborted } from '@rankwise/core'
 import {
   type AutoencoderKLFlux2,
+  type AutoencoderRunOptions,
   type ImageInput,
   type LatentDType,
   loadImage,
@@ -38,14 +39,14 @@ export interface ReferenceSamples {
 }
 
 /** Options of `encodeReferenceImages`. */
-export interface EncodeReferenceOptions {
+export interface EncodeReferenceOptions extends Pick<AutoencoderRunOptions, 'collectives' | 'signal'> {
   readonly vae: AutoencoderKLFlux2
-  readonly signal?: AbortSignal | undefined
 }
 
 /**
  * Reads, scales and encodes reference images, as diffusers' FLUX.2 pipelines do. Nothing is drawn: the mode of what the
- * VAE gives is taken. All images are read and checked before the first is encoded.
+ * VAE gives is taken. All images are read and checked before the first is encoded. Where the VAE cuts large pictures into
+ * tiles, ranks that give their `collectives` share them.
  *
  * @param input - one image or several: an `Image`, the path of a PNG or JPEG, or the bytes of one
  * @throws RankwiseError `REFERENCE_MISSING` for an empty list, `REFERENCE_TOO_SMALL`, `REFERENCE_ASPECT_RATIO`,
@@ -84,11 +85,11 @@ export async function readReferences(
 /** The part of `encodeReferenceImages` that the VAE does. @throws RankwiseError `ABORTED`, and those of the VAE */
 export async function encodeReferences(
   { samples, width, height }: ReferenceSamples,
-  { vae, signal }: EncodeReferenceOptions,
+  options: EncodeReferenceOptions,
 ): Promise<ReferenceImages> {
   const tokens: Tensor<'float32'>[] = []
-  for (const sample of samples) tokens.push(await encodeReference(sample, vae, signal))
-  return { latents: joinTokens(tokens), ids: referenceIds(samples, vae.vaeScaleFactor * PATCH), width, height }
+  for (const sample of samples) tokens.push(await encodeReference(sample, options))
+  return { latents: joinTokens(tokens), ids: referenceIds(samples, options.vae.vaeScaleFactor * PATCH), width, height }
 }
 
 /** Not by `Array.isArray`, which does not narrow a readonly list away; bytes are no list. */
@@ -99,10 +100,9 @@ function isList(input: ImageInput | readonly ImageInput[]): input is readonly Im
 /** @returns `[1, tokens, 4 * latentChannels]` */
 async function encodeReference(
   sample: Tensor<'float32'>,
-  vae: AutoencoderKLFlux2,
-  signal: AbortSignal | undefined,
+  { vae, ...options }: EncodeReferenceOptions,
 ): Promise<Tensor<'float32'>> {
-  const mode = (await vae.encode(sample, { signal })) as Tensor<LatentDType>
+  const mode = (await vae.encode(sample, options)) as Tensor<LatentDType>
   const latents = normalizeLatents(patchifyLatents(mode), await vae.latentStatistics(mode.dtype))
   return packLatents(latents).cast('float32')
 }

@@ -171,7 +171,6 @@ export class Flux2Transformer2DModel extends ModelMixin {
     const [single] = this.single_stream_modulation.call(temb) as [Modulation]
     return { image, text, single }
   }
-  }
 
   /** @param skipped - image tokens that nothing is predicted for, the first of them */
   #blocks(
