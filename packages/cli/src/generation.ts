@@ -10,7 +10,7 @@ import {
   TensorParallelConfig,
 } from '@rankwise/core'
 import { Generator, type Image } from '@rankwise/diffusion'
-import { type Flux2KleinOptions, Flux2KleinPipeline } from '@rankwise/models-flux2'
+import { type AnyFlux2Pipeline, DiffusionPipeline, type Flux2KleinOptions } from '@rankwise/models-flux2'
 import { createBackend } from './backends.ts'
 import { createProgress, silentProgress } from './progress.ts'
 import type { GenerationSummary, RankWeights } from './summary.ts'
@@ -73,9 +73,9 @@ function loadPipeline(
   { directory, tpDegree }: GenerationRequest,
   backend: Backend,
   onProgress: (progress: LoadProgress) => void,
-) {
+): Promise<AnyFlux2Pipeline> {
   const parallelConfig = new TensorParallelConfig({ tpDegree })
-  return Flux2KleinPipeline.fromPretrained(directory, { backend, parallelConfig, onProgress })
+  return DiffusionPipeline.fromPretrained(directory, { backend, parallelConfig, onProgress })
 }
 
 /** Weight bytes of every rank, known to all of them. */

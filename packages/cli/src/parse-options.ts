@@ -26,3 +26,8 @@ export function seed(text: string): bigint {
   }
   return value
 }
+
+/** The values of an option that may be given several times. */
+export function collect(text: string, before: readonly string[] = []): readonly string[] {
+  return [...before, text]
+}

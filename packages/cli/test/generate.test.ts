@@ -4,7 +4,7 @@ import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { directory as demoDirectory } from '@rankwise/demo-flux2'
 import { Image } from '@rankwise/diffusion'
-import { referencePath } from '@rankwise/fixtures'
+import { loadGolden, referencePath } from '@rankwise/fixtures'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
 import type { GenerationSummary } from '../src/summary.ts'
 import { rankwise, startRankwise } from './rankwise.ts'
@@ -52,6 +52,45 @@ describe('rankwise generate', () => {
     for (const { localBytes } of ranks) expect(localBytes / fullBytes).toBeCloseTo(0.2324 + (1 - 0.2324) / tp, 3)
     const golden = await picture(referencePath('goldens', 'pipeline', 'klein.t2i.128x128.distilled.png'))
     expect(differing(await picture(out), golden)).toBeLessThanOrEqual(0.001)
+  })
+
+  it('draws from reference images with the pipeline that the folder names', async () => {
+    const golden = 'dev.i2i.64x96.two_refs'
+    const tensors = await loadGolden(`pipeline/${golden}.safetensors`)
+    const images = await Promise.all(
+      [0, 1].map(async (i) => {
+        const { shape, data } = tensors.get(`ref_image_u8.${i}`)
+        const path = join(folder, `reference-${i}.png`)
+        await new Image(shape[1] as number, shape[0] as number, data as Uint8Array).save(path)
+        return ['--image', path]
+      }),
+    )
+    const out = join(folder, 'dev.png')
+    const options = [
+      '--steps',
+      '4',
+      '--height',
+      '64',
+      '--width',
+      '96',
+      '--guidance',
+      '4',
+      '--max-sequence-length',
+      '128',
+    ]
+    const { code, stderr } = await rankwise(
+      ...['generate', referencePath('flux2-tiny'), '--prompt', PROMPT, ...images.flat()],
+      ...[...options, '--tp', '2', '--threads', '1', '--out', out],
+    )
+    expect(code, stderr).toBe(0)
+    const expected = await picture(referencePath('goldens', 'pipeline', `${golden}.png`))
+    expect(differing(await picture(out), expected)).toBeLessThanOrEqual(0.001)
+  })
+
+  it('refuses a reference image before it loads anything', async () => {
+    const result = await rankwise('generate', '--image', join(folder, 'nowhere.png'), '--out', join(folder, 'none.png'))
+    expect(result).toMatchObject({ code: 1, stdout: '' })
+    expect(result.stderr).toMatch(/^\[IMAGE_READ\]/)
   })
 
   it('draws the demo with what it was trained for, and says what it did', async () => {

@@ -1,9 +1,12 @@
 import { throwIfAborted } from './abort.ts'
 import type { Backend, DeviceTensor, Executable } from './backend.ts'
 import type { Collectives } from './collectives.ts'
+import { DeviceValues } from './device-values.ts'
 import { RankwiseError } from './errors.ts'
-import type { Value } from './graph.ts'
-import type { PlacedGraph } from './partition.ts'
+import type { TensorType, Value } from './graph.ts'
+import type { PlacedGraph, PlacedValue } from './partition.ts'
+import { formatPlacement, type Placement, REPLICATED, samePlacement } from './placement.ts'
+import { RetainedTensor } from './retained-tensor.ts'
 import { type Segment, type Step, stepsOf } from './segment.ts'
 import { sameShape, type Tensor } from './tensor.ts'
 
@@ -14,6 +17,16 @@ export interface ExecutorOptions {
   readonly collectives: Collectives | undefined
   /** This rank's shard of every weight, by name. */
   readonly weights: ReadonlyMap<string, DeviceTensor>
+}
+
+/** What a run takes: a tensor of the host, or what an earlier run left behind. */
+export type RunInput = Tensor | RetainedTensor
+
+/** What a run gives. */
+export interface RunResult {
+  readonly outputs: Record<string, Tensor>
+  /** Outputs that the graph says are retained; the caller disposes of them. */
+  readonly retained: Record<string, RetainedTensor>
 }
 
 /** Options of one run. */
@@ -67,35 +80,45 @@ export class GraphExecutor {
   }
 
   /**
+   * The outputs of `runRetaining`; what is retained is freed.
+   *
+   * @throws as `runRetaining`
+   */
+  async run(inputs: Readonly<Record<string, RunInput>>, options?: RunOptions): Promise<Record<string, Tensor>> {
+    const { outputs, retained } = await this.runRetaining(inputs, options)
+    for (const tensor of Object.values(retained)) tensor.dispose()
+    return outputs
+  }
+
+  /**
    * A rank that fails once it has begun makes the others fail as well, instead of letting them wait for it: the group
    * cannot be used any more.
    *
-   * @param inputs - one tensor per graph input, of the shape it was traced with
+   * @param inputs - one tensor per graph input, of the shape it was traced with; retained ones stay the caller's
    * @throws RankwiseError `INPUT_MISMATCH`, `ABORTED`, and those of the backend and the collectives
    */
-  async run(inputs: Readonly<Record<string, Tensor>>, { signal }: RunOptions = {}): Promise<Record<string, Tensor>> {
+  async runRetaining(inputs: Readonly<Record<string, RunInput>>, { signal }: RunOptions = {}): Promise<RunResult> {
     const { backend } = this.#options
     refuseUnknown(this.#graph, inputs)
     const given = this.#graph.inputs.map((value) => [value.id, matchingInput(value, inputs)] as const)
-    const values = new Map<number, DeviceTensor>()
+    const values = new DeviceValues()
     try {
-      for (const [id, tensor] of given) values.set(id, backend.upload(tensor))
+      for (const [id, input] of given) {
+        if (input instanceof RetainedTensor) values.lend(id, input.local)
+        else values.set(id, backend.upload(input))
+      }
       for (const [i, step] of this.#steps.entries()) {
         throwIfAborted(signal)
         if (step.kind === 'segment') await this.#runSegment(step.segment, values)
         else await this.#allReduce(step, values, this.#released[i] ?? [], signal)
-        for (const id of this.#released[i] ?? []) release(values, id)
+        for (const id of this.#released[i] ?? []) values.release(id)
       }
-      const results: Record<string, Tensor> = {}
-      for (const [name, value] of Object.entries(this.#graph.outputs)) {
-        results[name] = await backend.download(tensorAt(values, value.id))
-      }
-      return results
+      return await this.#result(values)
     } catch (error) {
       this.#options.collectives?.abort(error as Error)
       throw error
     } finally {
-      for (const id of [...values.keys()]) release(values, id)
+      values.releaseAll()
     }
   }
 
@@ -104,6 +127,20 @@ export class GraphExecutor {
     this.#bound.clear()
     for (const executable of this.#executables.values()) await executable.dispose()
     this.#executables.clear()
+  }
+
+  async #result(values: DeviceValues): Promise<RunResult> {
+    const { outputs, retained } = this.#graph
+    const result: RunResult = { outputs: {}, retained: {} }
+    for (const [name, { id }] of Object.entries(outputs)) {
+      if (!retained.includes(name)) result.outputs[name] = await this.#options.backend.download(values.at(id))
+    }
+    // Last: what fails above leaves nothing behind.
+    for (const name of retained) {
+      const { id, shape, placement } = outputs[name] as PlacedValue
+      result.retained[name] = new RetainedTensor(shape, placement, values.keep(id))
+    }
+    return result
   }
 
   /** Segments of equal structure whose weights are stored alike share one executable. */
@@ -115,12 +152,12 @@ export class GraphExecutor {
     this.#bound.set(segment, { executable, weights })
   }
 
-  async #runSegment(segment: Segment, values: Map<number, DeviceTensor>): Promise<void> {
+  async #runSegment(segment: Segment, values: DeviceValues): Promise<void> {
     const bound = this.#bound.get(segment)
     if (bound === undefined) {
       throw new RankwiseError('EXECUTOR_DISPOSED', 'the model was disposed', { where: this.#graph.name })
     }
-    const inputs = segment.inputs.map((input) => tensorAt(values, input.id))
+    const inputs = segment.inputs.map((input) => values.at(input.id))
     const outputs = await bound.executable.run(inputs, bound.weights)
     for (const [i, output] of segment.outputs.entries()) values.set(output.id, outputs[i] as DeviceTensor)
   }
@@ -128,18 +165,18 @@ export class GraphExecutor {
   /** Sums partial values over the ranks; with one rank, the part is the sum. */
   async #allReduce(
     { inputs: partials, outputs: sums }: AllReduceStep,
-    values: Map<number, DeviceTensor>,
+    values: DeviceValues,
     released: readonly number[],
     signal: AbortSignal | undefined,
   ): Promise<void> {
     const { backend, collectives } = this.#options
     if (collectives === undefined) {
-      for (const [i, partial] of partials.entries()) values.set((sums[i] as Value).id, tensorAt(values, partial.id))
+      for (const [i, partial] of partials.entries()) values.set((sums[i] as Value).id, values.at(partial.id))
       return
     }
     const tensors = await Promise.all(
       partials.map(async (partial) => {
-        const tensor = await backend.download(tensorAt(values, partial.id))
+        const tensor = await backend.download(values.at(partial.id))
         // The sum is written over the part, which a later linear operation may still need.
         return released.includes(partial.id) ? tensor : tensor.clone()
       }),
@@ -167,7 +204,7 @@ function requireWorldSize({ name, tpDegree }: PlacedGraph, worldSize: number): v
   })
 }
 
-function refuseUnknown(graph: PlacedGraph, inputs: Readonly<Record<string, Tensor>>): void {
+function refuseUnknown(graph: PlacedGraph, inputs: Readonly<Record<string, RunInput>>): void {
   const known = graph.inputs.map((value) => value.name)
   const unknown = Object.keys(inputs).find((name) => !known.includes(name))
   if (unknown === undefined) return
@@ -182,33 +219,24 @@ function executableKey({ key }: Segment, weights: readonly DeviceTensor[]): stri
   return `${key} ${weights.map(({ storage, dtype }) => storage ?? dtype).join()}`
 }
 
-function matchingInput(value: Value, inputs: Readonly<Record<string, Tensor>>): Tensor {
+function matchingInput(value: PlacedValue, inputs: Readonly<Record<string, RunInput>>): RunInput {
   const name = value.name ?? ''
-  const tensor = inputs[name]
-  if (tensor === undefined || tensor.dtype !== value.dtype || !sameShape(tensor.shape, value.shape)) {
+  const input = inputs[name]
+  const placement = input instanceof RetainedTensor ? input.placement : REPLICATED
+  const fits = input?.dtype === value.dtype && sameShape(input.shape, value.shape)
+  if (input === undefined || !fits || !samePlacement(placement, value.placement)) {
+    const typed = (type: TensorType, placed: Placement) =>
+      `${type.dtype}[${type.shape.join(', ')}] ${formatPlacement(placed)}`
     throw new RankwiseError('INPUT_MISMATCH', `the input '${name}' does not fit the traced graph`, {
       where: name,
       actual: {
-        given: tensor === undefined ? 'nothing' : `${tensor.dtype}[${tensor.shape.join(', ')}]`,
-        traced: `${value.dtype}[${value.shape.join(', ')}]`,
+        given: input === undefined ? 'nothing' : typed(input, placement),
+        traced: typed(value, value.placement),
       },
-      rule: 'inputs have the dtype and shape they were traced with',
+      rule: 'inputs have the dtype, shape and placement they were traced with',
     })
   }
-  return tensor
-}
-
-function tensorAt(values: ReadonlyMap<number, DeviceTensor>, id: number): DeviceTensor {
-  const value = values.get(id)
-  if (value === undefined) throw new RankwiseError('EXECUTOR_VALUE', `value ${id} is not there`)
-  return value
-}
-
-/** Forgets a value; its tensor is freed unless it goes on under another id, as sums over one rank do. */
-function release(values: Map<number, DeviceTensor>, id: number): void {
-  const tensor = values.get(id)
-  values.delete(id)
-  if (tensor !== undefined && ![...values.values()].includes(tensor)) tensor.dispose()
+  return input
 }
 
 function releasedAfter(steps: readonly Step[], graph: PlacedGraph): readonly (readonly number[])[] {

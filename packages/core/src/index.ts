@@ -27,8 +27,10 @@ export * from './plan-report.ts'
 export { type FromHubOptions, type FromPretrainedOptions, hubOptionsOf } from './pretrained-options.ts'
 export * from './process-group.ts'
 export { isRunning, type ProcessState, pidNamespace, processState } from './process-state.ts'
+export { exchangeReports, type Outcome, outcomeOf, type RankReport, reportOf } from './rank-report.ts'
 export { readConfig } from './read-config.ts'
 export * from './rendezvous.ts'
+export { RetainedTensor } from './retained-tensor.ts'
 export {
   type SaveOptions,
   type SaveProgress,
@@ -47,4 +49,4 @@ export * from './styles.ts'
 export * from './tensor.ts'
 export * from './traced-tensor.ts'
 export * from './tracer.ts'
-export { Turns } from './turns.ts'
+export { Turns, turns } from './turns.ts'

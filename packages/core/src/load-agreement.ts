@@ -22,6 +22,8 @@ export interface LoadTogetherOptions<T> {
   readonly signal?: AbortSignal | undefined
   /** Frees what this rank has loaded, when another has failed. */
   readonly release: (loaded: T) => void | Promise<void>
+  /** What the ranks do, for the error of those on which it did not fail. @default 'load' */
+  readonly work?: 'load' | 'encode'
 }
 
 /**
@@ -46,12 +48,12 @@ const INTERVAL_MS = 100
  * Loads of one group that are begun at the same time, in the same order on all ranks, run one after the other.
  *
  * @param load - gets a signal that is aborted with this rank's own and when another rank fails
- * @throws what `load` threw on this rank; `LOAD_FAILED_ELSEWHERE` with the number, the code and the message of the
+ * @throws what `load` threw on this rank; `LOAD_FAILED_ELSEWHERE` (`ENCODE_FAILED_ELSEWHERE`) with the number, the code and the message of the
  *   first rank that failed; `LOAD_DIFFERS` when not all ranks ask rank 0; those of `Collectives`
  */
 export async function loadTogether<T>(
   load: (signal: AbortSignal, fromFirst: FromFirst) => Promise<T>,
-  { collectives, signal: own, release }: LoadTogetherOptions<T>,
+  { collectives, signal: own, release, work = 'load' }: LoadTogetherOptions<T>,
 ): Promise<T> {
   const stop = new AbortController()
   const signal = own === undefined ? stop.signal : AbortSignal.any([own, stop.signal])
@@ -60,7 +62,7 @@ export async function loadTogether<T>(
   const word = new WordOfFirst(collectives.rank, signal)
   const outcome = outcomeOf(() => load(signal, (work) => word.get(work)))
   try {
-    await agree(outcome, word, collectives, own)
+    await agree(outcome, word, collectives, { work, signal: own })
   } catch (error) {
     stop.abort(error)
     const settled = await outcome
@@ -75,11 +77,11 @@ async function agree(
   outcome: Promise<Outcome<unknown>>,
   word: WordOfFirst,
   collectives: Collectives,
-  signal: AbortSignal | undefined,
+  { work, signal }: { readonly work: string; readonly signal: AbortSignal | undefined },
 ): Promise<void> {
   // Every rank sees the same reports, so all take part in as many exchanges, whichever fails, and when.
   for (;;) {
-    const own = stateOf(await outcomeWithin(outcome, INTERVAL_MS), signal)
+    const own = stateOf(await outcomeWithin(outcome, INTERVAL_MS), work, signal)
     const states = await exchange(own, word, collectives)
     const rank = states.findIndex(({ kind }) => kind === 'failed')
     if (rank < 0) {
@@ -88,18 +90,18 @@ async function agree(
       word.hear(states[0] as Report)
       continue
     }
-    throw own.kind === 'failed' ? own.error : failedElsewhere(rank, states[rank] as Report)
+    throw own.kind === 'failed' ? own.error : failedElsewhere(work, rank, states[rank] as Report)
   }
 }
 
 /** How far this rank is. */
 type State = { readonly kind: 'loading' | 'loaded' } | { readonly kind: 'failed'; readonly error: unknown }
 
-function stateOf(outcome: Outcome<unknown> | undefined, signal: AbortSignal | undefined): State {
+function stateOf(outcome: Outcome<unknown> | undefined, work: string, signal: AbortSignal | undefined): State {
   if (outcome !== undefined && 'error' in outcome) return { kind: 'failed', error: outcome.error }
   // It may have loaded and wait for the others, or not have noticed yet.
   if (signal?.aborted) {
-    return { kind: 'failed', error: new RankwiseError('ABORTED', 'the load was aborted', { cause: signal.reason }) }
+    return { kind: 'failed', error: new RankwiseError('ABORTED', `the ${work} was aborted`, { cause: signal.reason }) }
   }
   return { kind: outcome === undefined ? 'loading' : 'loaded' }
 }
@@ -188,9 +190,9 @@ class WordOfFirst {
   }
 }
 
-function failedElsewhere(rank: number, { code, message }: Report): RankwiseError {
-  return new RankwiseError('LOAD_FAILED_ELSEWHERE', `rank ${rank} failed to load`, {
+function failedElsewhere(work: string, rank: number, { code, message }: Report): RankwiseError {
+  return new RankwiseError(`${work.toUpperCase()}_FAILED_ELSEWHERE`, `rank ${rank} failed to ${work}`, {
     actual: { rank, code, message },
-    rule: 'the ranks of a group load a model together or not at all',
+    rule: `the ranks of a group ${work} together or not at all`,
   })
 }

@@ -4,7 +4,7 @@ import { checkPlan, collectivesFor, joinedCollectives, type PlannedClass, type P
 import type { Collectives } from './collectives.ts'
 import type { DType } from './dtype.ts'
 import { RankwiseError } from './errors.ts'
-import { GraphExecutor, type RunOptions } from './executor.ts'
+import { GraphExecutor, type RunInput, type RunOptions, type RunResult } from './executor.ts'
 import { ExecutorCache } from './executor-cache.ts'
 import type { Graph } from './graph.ts'
 import { type FileSelection, type HubRepository, openWeights as openHubWeights, openPretrained } from './hub/index.ts'
@@ -13,6 +13,7 @@ import { type LoadedWeights, type LoadReport, type LoadWeightsOptions, loadWeigh
 import { Module } from './module.ts'
 import type { TensorParallelConfig } from './parallel-config.ts'
 import { partition } from './partition.ts'
+import { formatPlacement } from './placement.ts'
 import type { ParameterPlacements } from './plan.ts'
 import {
   checkOptions,
@@ -22,6 +23,7 @@ import {
   hubOptionsOf,
 } from './pretrained-options.ts'
 import { parseConfig, readConfigText } from './read-config.ts'
+import { RetainedTensor } from './retained-tensor.ts'
 import { openWeights, type SaveModelOptions, type SaveOptions, saveModel, saveShards } from './save/index.ts'
 import { type SplitOptions, splitWeights } from './split-weights.ts'
 import type { Tensor } from './tensor.ts'
@@ -218,23 +220,42 @@ export abstract class ModelMixin extends Module implements PlannedModel {
    * Runs a forward on concrete tensors. It is traced, placed and compiled once per method and input shapes. Runs of split
    * models of one group follow each other in the order of the calls.
    */
-  protected async execute<I extends Record<string, Tensor>>(
+  protected async execute<I extends Record<string, RunInput>>(
     method: string,
     inputs: I,
     forward: (inputs: { readonly [K in keyof I]: TracedTensor }) => Readonly<Record<string, TracedTensor>>,
     options?: RunOptions,
   ): Promise<Record<string, Tensor>> {
+    return (await this.executeRetaining(method, inputs, [], forward, options)).outputs
+  }
+
+  /**
+   * Runs a forward as `execute` does. Outputs that are named in `retained` stay on the backend, each rank's own part of
+   * them, to be inputs of later runs; whoever calls it disposes of them.
+   */
+  protected async executeRetaining<I extends Record<string, RunInput>>(
+    method: string,
+    inputs: I,
+    retained: readonly string[],
+    forward: (inputs: { readonly [K in keyof I]: TracedTensor }) => Readonly<Record<string, TracedTensor>>,
+    options?: RunOptions,
+  ): Promise<RunResult> {
+    const kept = Object.entries(inputs).flatMap(([name, input]) =>
+      input instanceof RetainedTensor ? ([[name, input.placement]] as const) : [],
+    )
     const shapes = Object.entries(inputs).map(([name, { dtype, shape }]) => `${name}:${dtype}[${shape.join()}]`)
-    const key = `${method} ${shapes.join(' ')}`
+    const split = kept.map(([name, placement]) => `${name}:${formatPlacement(placement)}`)
+    const key = [method, ...shapes, ...split].join(' ')
     using _turn = await turns.take(this.#loaded().collectives)
     // Not before: whoever had the turn may have split the model.
     const { backend, collectives, weights, dtype, placements, tpDegree } = this.#loaded()
     const compile = async () => {
       const graph = trace(`${this.constructor.name}.${method}`, this, inputs, forward, dtype)
-      return GraphExecutor.compile(partition(graph, placements, tpDegree), { backend, collectives, weights })
+      const placed = partition(graph, placements, tpDegree, { inputs: new Map(kept), retained })
+      return GraphExecutor.compile(placed, { backend, collectives, weights })
     }
     // Awaited here: the turn ends with the function.
-    return await this.#executors.use(key, compile, (executor) => executor.run(inputs, options))
+    return await this.#executors.use(key, compile, (executor) => executor.runRetaining(inputs, options))
   }
 
   /** This model split, while it stays whole. */

@@ -1,7 +1,7 @@
 import { RankwiseError } from './errors.ts'
 import type { Graph, Node, Value } from './graph.ts'
 import { opDefinition, type PlacedType, PlacementContext } from './op.ts'
-import { formatPlacement, localShape, type Placement, REPLICATED } from './placement.ts'
+import { atDegree, formatPlacement, localShape, type Placement, REPLICATED } from './placement.ts'
 import type { ParameterPlacements } from './plan.ts'
 import type { Shape } from './tensor.ts'
 
@@ -30,6 +30,16 @@ export interface PlacedGraph {
   readonly constants: readonly PlacedValue[]
   readonly phases: readonly Phase[]
   readonly outputs: Readonly<Record<string, PlacedValue>>
+  /** Names of the outputs that each rank keeps its own part of. */
+  readonly retained: readonly string[]
+}
+
+/** Values that lie as runs before left them, or are left so for runs to come. */
+export interface PartitionOptions {
+  /** Placements of inputs by name. @default replicated */
+  readonly inputs?: ReadonlyMap<string, Placement>
+  /** Names of outputs that each rank keeps its own part of. @default none: outputs are whole on every rank */
+  readonly retained?: readonly string[]
 }
 
 /**
@@ -42,14 +52,20 @@ export interface PlacedGraph {
  *
  * @throws RankwiseError `PLACEMENT_*` with the module path when an operation cannot run on its operands' placements
  */
-export function partition(graph: Graph, placements: ParameterPlacements, tpDegree: number): PlacedGraph {
-  return new Partitioner(graph, placements, tpDegree).run()
+export function partition(
+  graph: Graph,
+  placements: ParameterPlacements,
+  tpDegree: number,
+  options: PartitionOptions = {},
+): PlacedGraph {
+  return new Partitioner(graph, placements, tpDegree, options).run()
 }
 
 class Partitioner {
   readonly #graph: Graph
   readonly #placements: ParameterPlacements
   readonly #tpDegree: number
+  readonly #options: PartitionOptions
   readonly #placed = new Map<Value, PlacedValue>()
   /** The sum of a partial value, once one operation has asked for it. */
   readonly #sums = new Map<PlacedValue, PlacedValue>()
@@ -59,20 +75,22 @@ class Partitioner {
   readonly #partials: PlacedValue[][] = []
   #nextId = 0
 
-  constructor(graph: Graph, placements: ParameterPlacements, tpDegree: number) {
+  constructor(graph: Graph, placements: ParameterPlacements, tpDegree: number, options: PartitionOptions) {
     this.#graph = graph
     this.#placements = placements
     this.#tpDegree = tpDegree
+    this.#options = options
   }
 
   run(): PlacedGraph {
     const { name, inputs, parameters, constants, nodes, outputs } = this.#graph
-    for (const value of [...inputs, ...constants]) this.#place(value, REPLICATED)
+    for (const value of inputs) this.#place(value, this.#options.inputs?.get(value.name ?? '') ?? REPLICATED)
+    for (const value of constants) this.#place(value, REPLICATED)
     for (const value of parameters) {
-      this.#place(value, this.#placements.get(value.name ?? '')?.placement ?? REPLICATED)
+      this.#place(value, atDegree(this.#placements.get(value.name ?? '')?.placement ?? REPLICATED, this.#tpDegree))
     }
     for (const node of nodes) this.#visit(node)
-    const whole = Object.entries(outputs).map(([key, value]) => [key, this.#complete(key, value)] as const)
+    const complete = Object.entries(outputs).map(([key, value]) => [key, this.#complete(key, value)] as const)
     const phases = Array.from({ length: Math.max(this.#nodes.length, this.#partials.length) }, (_, i) => this.#phase(i))
     const all = (values: readonly Value[]) => values.map((value) => this.#valueOf(value))
     return {
@@ -82,7 +100,8 @@ class Partitioner {
       parameters: all(parameters),
       constants: all(constants),
       phases,
-      outputs: Object.fromEntries(whole),
+      outputs: Object.fromEntries(complete),
+      retained: this.#options.retained ?? [],
     }
   }
 
@@ -136,11 +155,11 @@ class Partitioner {
     return slice
   }
 
-  /** An output of the model is whole on every rank. */
+  /** An output of the model is whole on every rank, unless the ranks keep their parts. */
   #complete(key: string, value: Value): PlacedValue {
     const placed = this.#valueOf(value)
     if (placed.placement.kind === 'partial') return this.#sum(placed)
-    if (placed.placement.kind === 'replicated') return placed
+    if (placed.placement.kind === 'replicated' || this.#options.retained?.includes(key)) return placed
     throw new RankwiseError('PLACEMENT_OUTPUT', `the output '${key}' is sharded`, {
       where: key,
       actual: { placement: formatPlacement(placed.placement), tpDegree: this.#tpDegree },

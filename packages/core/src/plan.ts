@@ -1,11 +1,19 @@
 import { RankwiseError } from './errors.ts'
 import { type Module, ModuleList } from './module.ts'
+import { Embedding } from './nn/embedding.ts'
 import { Linear } from './nn/linear.ts'
 import type { Parameter } from './parameter.ts'
-import { type LinearPlacement, type ParallelStyle, type ParameterPlacement, placeLinear } from './styles.ts'
+import { headsDivide, partsOf } from './placement.ts'
+import {
+  type LinearPlacement,
+  type ParallelStyle,
+  type ParameterPlacement,
+  placeEmbedding,
+  placeLinear,
+} from './styles.ts'
 
 /**
- * Which Linears of a model are split, and how. A key is a module path relative to the model with at most one `*`,
+ * Which Linears and Embeddings of a model are split, and how. A key is a module path relative to the model with at most one `*`,
  * which stands for every index of a ModuleList: `transformer_blocks.*.attn.to_q`. What no key names is replicated.
  */
 export type TensorParallelPlan = Readonly<Record<string, ParallelStyle>>
@@ -29,10 +37,14 @@ export function resolvePlan(model: Module, plan: TensorParallelPlan): ParameterP
   }
   for (const [key, style] of Object.entries(plan)) {
     for (const path of expandKey(model, key)) {
-      const linear = linearAt(model, path, key)
-      const placed: LinearPlacement = placeLinear(style, linear, path)
-      place(linear.weight, placed.weight, key)
-      if (linear.bias !== undefined) place(linear.bias, placed.bias, key)
+      const module = splittableAt(model, path, key)
+      if (module instanceof Embedding) {
+        place(module.weight, placeEmbedding(style, module, path), key)
+        continue
+      }
+      const placed: LinearPlacement = placeLinear(style, module, path)
+      place(module.weight, placed.weight, key)
+      if (module.bias !== undefined) place(module.bias, placed.bias, key)
     }
   }
   return placements
@@ -41,7 +53,7 @@ export function resolvePlan(model: Module, plan: TensorParallelPlan): ParameterP
 function duplicateKey(name: string, key: string): RankwiseError {
   return new RankwiseError('PLAN_DUPLICATE', `the plan key '${key}' names a weight that another key has placed`, {
     where: name,
-    rule: 'one plan key per Linear, also where a module is used in two places',
+    rule: 'one plan key per module, also where a module is used in two places',
   })
 }
 
@@ -69,12 +81,12 @@ function expandKey(model: Module, key: string): readonly string[] {
   return Array.from({ length: list.length }, (_, i) => `${before}${i}${after}`)
 }
 
-function linearAt(model: Module, path: string, key: string): Linear {
+function splittableAt(model: Module, path: string, key: string): Linear | Embedding {
   const module = submodule(model, path, key)
-  if (module instanceof Linear) return module
+  if (module instanceof Linear || module instanceof Embedding) return module
   throw new RankwiseError('PLAN_NOT_LINEAR', `the plan key '${key}' names a ${module.constructor.name}`, {
     where: path,
-    rule: 'a parallel style applies to a Linear',
+    rule: 'a parallel style applies to a Linear or an Embedding',
   })
 }
 
@@ -97,12 +109,13 @@ function submodule(model: Module, path: string, key: string): Module {
  * @param heads - number of attention heads; undefined for a model without any
  */
 export function legalDegrees(placements: ParameterPlacements, heads: number | undefined): readonly number[] {
-  const sizes = [...placements.values()].flatMap(({ placement }) =>
-    placement.kind === 'shard' ? placement.blocks : [],
-  )
+  const shards = [...placements.values()].flatMap(({ placement }) => (placement.kind === 'shard' ? [placement] : []))
+  const sizes = shards.flatMap((placement) => (placement.heads === undefined ? placement.blocks : []))
   const divisor = [...sizes, ...(heads === undefined ? [] : [heads])].reduce(greatestCommonDivisor, 0)
   if (divisor === 0) return [1]
-  return Array.from({ length: divisor }, (_, i) => i + 1).filter((degree) => divisor % degree === 0)
+  return Array.from({ length: divisor }, (_, i) => i + 1).filter(
+    (degree) => divisor % degree === 0 && shards.every((placement) => headsDivide(placement.heads ?? degree, degree)),
+  )
 }
 
 function greatestCommonDivisor(a: number, b: number): number {
@@ -121,23 +134,32 @@ export function checkDegree(placements: ParameterPlacements, heads: number | und
     })
   }
   const degrees = legalDegrees(placements, heads)
+  const remedy = `use a degree of ${degrees.join(', ')}`
   if (heads !== undefined && heads % tpDegree !== 0) {
     throw new RankwiseError('HEADS_NOT_DIVISIBLE', `${heads} attention heads cannot be split over ${tpDegree} ranks`, {
       where: 'numAttentionHeads',
       actual: { heads, tpDegree, legalDegrees: degrees },
       rule: 'the number of attention heads is divisible by the tensor-parallel degree',
-      remedy: `use a degree of ${degrees.join(', ')}`,
+      remedy,
     })
   }
   for (const [name, { placement }] of placements) {
     if (placement.kind !== 'shard') continue
-    const block = placement.blocks.find((size) => size % tpDegree !== 0)
+    if (placement.heads !== undefined && !headsDivide(placement.heads, tpDegree)) {
+      throw new RankwiseError('HEADS_NOT_DIVISIBLE', `${placement.heads} heads cannot be shared by ${tpDegree} ranks`, {
+        where: name,
+        actual: { heads: placement.heads, tpDegree, legalDegrees: degrees },
+        rule: 'the number of key and value heads is divisible by the tensor-parallel degree, or divides it',
+        remedy,
+      })
+    }
+    const block = placement.blocks.find((size) => size % partsOf(placement, tpDegree) !== 0)
     if (block === undefined) continue
     throw new RankwiseError('BLOCK_NOT_DIVISIBLE', `a block of ${block} cannot be split over ${tpDegree} ranks`, {
       where: name,
       actual: { block, dim: placement.dim, blocks: placement.blocks, tpDegree, legalDegrees: degrees },
       rule: 'every block of a split weight is divisible by the tensor-parallel degree',
-      remedy: `use a degree of ${degrees.join(', ')}`,
+      remedy,
     })
   }
 }

@@ -1,4 +1,5 @@
 import { RankwiseError } from './errors.ts'
+import type { Embedding } from './nn/embedding.ts'
 import type { Linear } from './nn/linear.ts'
 import { type Placement, REPLICATED, shard } from './placement.ts'
 
@@ -14,15 +15,24 @@ export interface PackedRowwise {
   readonly blocks: readonly number[] | undefined
 }
 
+/** Column-wise for heads that are not cut: where there are more ranks, several hold the same one. */
+export interface ColwiseHeads {
+  readonly kind: 'colwise_heads'
+  readonly heads: number | undefined
+}
+
 /**
- * How a plan splits a Linear.
+ * How a plan splits a Linear or, `colwise` only, an Embedding.
  *
  * - `colwise`: output features are dealt out; the input is replicated.
  * - `rowwise`: input features are dealt out; the output is a partial sum.
  * - `rowwise_split_input`: rowwise for a replicated input, which every rank slices for itself.
  * - `packedColwise(blocks?)`, `packedRowwise(blocks?)`: the same for fused projections.
+ * - `colwiseHeads(heads?)`: colwise for keys and values that queries share, which may be fewer than ranks.
+ *
+ * A `colwise` Embedding deals out the columns of its table, whatever the number of entries; its output is a partial sum.
  */
-export type ParallelStyle = 'colwise' | 'rowwise' | 'rowwise_split_input' | PackedColwise | PackedRowwise
+export type ParallelStyle = 'colwise' | 'rowwise' | 'rowwise_split_input' | PackedColwise | PackedRowwise | ColwiseHeads
 
 /**
  * A style for one weight that fuses several column-wise projections.
@@ -44,6 +54,15 @@ export function packedRowwise(blocks?: readonly number[]): PackedRowwise {
   return { kind: 'packed_rowwise', blocks }
 }
 
+/**
+ * A style for the projection to keys or values of grouped-query attention.
+ *
+ * @param heads - number of heads that the rows of the weight are; omitted, the Linear's own `heads`
+ */
+export function colwiseHeads(heads?: number): ColwiseHeads {
+  return { kind: 'colwise_heads', heads }
+}
+
 /** How one weight is held by a rank. */
 export interface ParameterPlacement {
   readonly placement: Placement
@@ -61,35 +80,60 @@ const REPLICATED_PARAMETER: ParameterPlacement = { placement: REPLICATED, splitI
 
 /**
  * @param path - module path, for errors
- * @throws RankwiseError `STYLE_UNKNOWN`, `PACKED_BLOCKS_MISSING`, `PACKED_BLOCKS_SUM`
+ * @throws RankwiseError `STYLE_UNKNOWN`, `PACKED_BLOCKS_MISSING`, `PACKED_BLOCKS_SUM`, `STYLE_HEADS`
  */
 export function placeLinear(style: ParallelStyle, linear: Linear, path: string): LinearPlacement {
   const [rows, columns] = linear.weight.shape as readonly [number, number]
   if (style === 'colwise') return colwise([rows])
   if (style === 'rowwise') return rowwise([columns], false)
   if (style === 'rowwise_split_input') return rowwise([columns], true)
-  if (isPacked(style, 'packed_colwise')) {
+  if (isKind(style, 'packed_colwise')) {
     return colwise(blockSizes(rows, style.blocks ?? linear.packedColBlocks, path, 'packedColBlocks'))
   }
-  if (isPacked(style, 'packed_rowwise')) {
+  if (isKind(style, 'packed_rowwise')) {
     return rowwise(blockSizes(columns, style.blocks ?? linear.packedRowBlocks, path, 'packedRowBlocks'), false)
   }
+  if (isKind(style, 'colwise_heads')) return colwise([rows], headCount(rows, style.heads ?? linear.heads, path))
   throw new RankwiseError('STYLE_UNKNOWN', `unknown parallel style ${JSON.stringify(style)}`, {
     where: path,
-    rule: 'a style is colwise, rowwise, rowwise_split_input, packedColwise(blocks?) or packedRowwise(blocks?)',
+    rule: `a style is ${STYLES}`,
   })
 }
 
-function isPacked<K extends string>(
-  style: unknown,
-  kind: K,
-): style is { kind: K; blocks: readonly number[] | undefined } {
+const STYLES =
+  'colwise, rowwise, rowwise_split_input, packedColwise(blocks?), packedRowwise(blocks?) or colwiseHeads(heads?)'
+
+/**
+ * Placement of an Embedding's table. Ranks have columns of it, because numbers of entries are often odd.
+ *
+ * @throws RankwiseError `STYLE_EMBEDDING`
+ */
+export function placeEmbedding(style: ParallelStyle, { weight }: Embedding, path: string): ParameterPlacement {
+  if (style === 'colwise') return { placement: shard(1, [weight.shape[1] as number]), splitInput: false }
+  throw new RankwiseError('STYLE_EMBEDDING', 'an embedding is not split like that', {
+    where: path,
+    actual: { style: typeof style === 'string' ? style : style.kind },
+    rule: "the style of an embedding is 'colwise'",
+  })
+}
+
+function isKind<K extends string>(style: unknown, kind: K): style is Extract<ParallelStyle, { kind: K }> {
   return typeof style === 'object' && style !== null && 'kind' in style && style.kind === kind
 }
 
-function colwise(blocks: readonly number[]): LinearPlacement {
-  const rows = { placement: shard(0, blocks), splitInput: false }
+function colwise(blocks: readonly number[], heads?: number): LinearPlacement {
+  const rows = { placement: shard(0, blocks, heads), splitInput: false }
   return { weight: rows, bias: rows }
+}
+
+/** @throws RankwiseError `STYLE_HEADS` */
+function headCount(rows: number, heads: number | undefined, path: string): number {
+  if (heads !== undefined && Number.isInteger(heads) && heads > 0 && rows % heads === 0) return heads
+  throw new RankwiseError('STYLE_HEADS', `${rows} rows are not ${heads ?? 'an unknown number of'} heads`, {
+    where: path,
+    actual: { rows, heads },
+    rule: "the number of heads comes from the style or from the Linear's heads, and divides the rows of its weight",
+  })
 }
 
 function rowwise(blocks: readonly number[], splitInput: boolean): LinearPlacement {

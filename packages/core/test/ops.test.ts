@@ -145,7 +145,7 @@ const linearRules: readonly Rule[] = [
       [8, 16],
     ],
     dtypes: ['int32', 'float64'],
-    legal: ['R R -> R'],
+    legal: ['R R -> R', 'R S1 -> P'],
     refusal: always('PLACEMENT_EMBEDDING'),
   },
 ]

@@ -1,8 +1,16 @@
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
+import { Embedding } from '../src/nn/embedding.ts'
 import { Linear } from '../src/nn/linear.ts'
 import { REPLICATED, shard } from '../src/placement.ts'
-import { type ParallelStyle, packedColwise, packedRowwise, placeLinear } from '../src/styles.ts'
+import {
+  colwiseHeads,
+  type ParallelStyle,
+  packedColwise,
+  packedRowwise,
+  placeEmbedding,
+  placeLinear,
+} from '../src/styles.ts'
 import { refusalOf } from './support.ts'
 
 const linear = new Linear(12, 24)
@@ -84,10 +92,37 @@ describe('placeLinear', () => {
     expect(error.actual).toMatchObject({ blocks: style.blocks })
   })
 
+  it('colwiseHeads deals out heads, those of the style or of the Linear', () => {
+    const keys = new Linear(12, 24, { heads: 6 })
+    expect(place(colwiseHeads(), keys)).toMatchObject({ weight: shard(0, [24], 6), bias: shard(0, [24], 6) })
+    expect(place(colwiseHeads(3), keys)).toMatchObject({ weight: shard(0, [24], 3) })
+  })
+
+  it.each([[undefined], [5], [0], [-2], [1.5], [48]])('refuses %s heads of 24 rows', (heads) => {
+    expect(refusalOf(() => place(colwiseHeads(heads)))).toMatchObject({
+      code: 'STYLE_HEADS',
+      where: 'ff.proj',
+      actual: { rows: 24, heads },
+    })
+  })
+
   it.each([['columnwise'], [undefined], [null], [{ kind: 'packed' }], [3]])('refuses the style %j', (style) => {
     const error = refusalOf(() => place(style))
     expect(error.code).toBe('STYLE_UNKNOWN')
     expect(error.where).toBe('ff.proj')
     expect(error.rule).toContain('rowwise_split_input')
+  })
+})
+
+describe('placeEmbedding', () => {
+  const table = new Embedding(1005, 32)
+
+  it('colwise deals out the columns of the table', () => {
+    expect(placeEmbedding('colwise', table, 'embed')).toEqual({ placement: shard(1, [32]), splitInput: false })
+  })
+
+  it.each([['rowwise'], [packedColwise([1, 1])], [colwiseHeads(2)], ['diagonal']])('refuses %j', (style) => {
+    const error = refusalOf(() => placeEmbedding(style as ParallelStyle, table, 'embed'))
+    expect(error).toMatchObject({ code: 'STYLE_EMBEDDING', where: 'embed' })
   })
 })

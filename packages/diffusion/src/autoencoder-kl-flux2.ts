@@ -3,7 +3,7 @@ import {
   type Graph,
   ModelMixin,
   RankwiseError,
-  type RunOptions,
+  type Shape,
   type Tensor,
   type TracedTensor,
   trace,
@@ -14,9 +14,36 @@ import { BatchNormStatistics } from './vae/batch-norm.ts'
 import { type AutoencoderKLFlux2Config, parseAutoencoderKLFlux2Config } from './vae/config.ts'
 import { Decoder } from './vae/decoder.ts'
 import { Encoder } from './vae/encoder.ts'
+import { type AutoencoderRunOptions, runTiles } from './vae/shared-tiles.ts'
+import { joinTiles } from './vae/tile-blend.ts'
+import {
+  cutTile,
+  decodeGrid,
+  encodeGrid,
+  needsTiles,
+  resolveTiling,
+  type Tile,
+  type TileGrid,
+  type Tiling,
+  type TilingOptions,
+  tilesOf,
+  wholeTile,
+} from './vae/tiling.ts'
 
 /** A token of the transformer is a patch of 2x2 latents; the checkpoint has the statistics of patches. */
 const LATENTS_PER_PATCH = 4
+
+/** `[batch, channels, height, width]` */
+type TileShape = readonly [batch: number, channels: number, height: number, width: number]
+
+/** A direction of the autoencoder on one input. */
+interface CodingWork {
+  readonly name: string
+  readonly input: Tensor
+  readonly grid: TileGrid | undefined
+  readonly run: (input: Tensor) => Promise<Tensor>
+  readonly outputShape: (input: TileShape) => Shape
+}
 
 /** Autoencoder of FLUX.2: images to latents and back. */
 export class AutoencoderKLFlux2 extends ModelMixin {
@@ -29,6 +56,7 @@ export class AutoencoderKLFlux2 extends ModelMixin {
   readonly quant_conv: Conv2d | undefined
   readonly post_quant_conv: Conv2d | undefined
   readonly bn: BatchNormStatistics
+  #tiling: Tiling | undefined
 
   constructor(config: AutoencoderKLFlux2Config) {
     super()
@@ -60,23 +88,48 @@ export class AutoencoderKLFlux2 extends ModelMixin {
     return 2 ** (this.config.blockOutChannels.length - 1)
   }
 
+  /** How large pictures are cut into tiles; undefined where they are not. */
+  get tiling(): Tiling | undefined {
+    return this.#tiling
+  }
+
+  /**
+   * Codes pictures that are larger than a tile in overlapping tiles, so that memory does not grow with them. Tiles see
+   * nothing of each other: the result differs from that of the whole, as diffusers' does.
+   *
+   * @throws RankwiseError `OPTION_UNKNOWN`, `OPTION_INVALID`
+   */
+  enableTiling(options: TilingOptions = {}): void {
+    this.#tiling = resolveTiling(options, this.config.sampleSize, this.vaeScaleFactor)
+  }
+
+  /** Codes pictures in one piece, as is the default. */
+  disableTiling(): void {
+    this.#tiling = undefined
+  }
+
   /**
    * Latents to images.
    *
    * @param latents - `[batch, latentChannels, height, width]`, cast to the dtype of the model
    * @returns images `[batch, outChannels, height * vaeScaleFactor, width * vaeScaleFactor]`, nominally in [-1, 1] and
    *   not clamped
-   * @throws RankwiseError `LATENTS_SHAPE`, `MODEL_NOT_LOADED`, `ABORTED`, and those of the backend
+   * @throws RankwiseError `LATENTS_SHAPE`, `MODEL_NOT_LOADED`, `INPUTS_DIFFER`, `ABORTED`, and those of the backend and
+   *   the collectives
    */
-  async decode(latents: Tensor, options?: RunOptions): Promise<Tensor> {
+  async decode(latents: Tensor, options: AutoencoderRunOptions = {}): Promise<Tensor> {
     requireChannels(latents, this.config.latentChannels, 'LATENTS_SHAPE', 'latents')
-    const { sample } = await this.execute(
-      'decode',
-      { z: latents.cast(this.dtype) },
-      ({ z }) => ({ sample: this.#decode(z) }),
-      options,
-    )
-    return sample as Tensor
+    const z = latents.cast(this.dtype)
+    const run = async (z: Tensor) => {
+      const { sample } = await this.execute('decode', { z }, ({ z }) => ({ sample: this.#decode(z) }), options)
+      return sample as Tensor
+    }
+    const outputShape = ([batch, , height, width]: TileShape): Shape => {
+      const scale = this.vaeScaleFactor
+      return [batch, this.config.outChannels, height * scale, width * scale]
+    }
+    const grid = this.#tiling && decodeGrid(this.#tiling)
+    return this.#inTiles({ name: 'decode', input: z, grid, run, outputShape }, options)
   }
 
   /**
@@ -84,17 +137,26 @@ export class AutoencoderKLFlux2 extends ModelMixin {
    *
    * @param image - `[batch, inChannels, height, width]` in [-1, 1], cast to the dtype of the model
    * @returns latents `[batch, latentChannels, height / vaeScaleFactor, width / vaeScaleFactor]`
-   * @throws RankwiseError `IMAGE_SHAPE`, `MODEL_NOT_LOADED`, `ABORTED`, and those of the backend
+   * @throws RankwiseError `IMAGE_SHAPE`, also for sides that are no multiples of `vaeScaleFactor` where they are cut
+   *   into tiles; `MODEL_NOT_LOADED`, `INPUTS_DIFFER`, `ABORTED`, and those of the backend and the collectives
    */
-  async encode(image: Tensor, options?: RunOptions): Promise<Tensor> {
+  async encode(image: Tensor, options: AutoencoderRunOptions = {}): Promise<Tensor> {
     requireChannels(image, this.config.inChannels, 'IMAGE_SHAPE', 'image')
-    const { mode } = await this.execute(
-      'encode',
-      { sample: image.cast(this.dtype) },
-      ({ sample }) => ({ mode: this.#mode(sample) }),
-      options,
-    )
-    return mode as Tensor
+    const input = image.cast(this.dtype)
+    const run = async (sample: Tensor) => {
+      const { mode } = await this.execute('encode', { sample }, ({ sample }) => ({ mode: this.#mode(sample) }), options)
+      return mode as Tensor
+    }
+    const scale = this.vaeScaleFactor
+    const outputShape = ([batch, , height, width]: TileShape): Shape => [
+      batch,
+      this.config.latentChannels,
+      height / scale,
+      width / scale,
+    ]
+    const grid = this.#tiling && encodeGrid(this.#tiling)
+    if (grid !== undefined && needsTiles(input, grid)) requireWholeLatents(input, scale)
+    return this.#inTiles({ name: 'encode', input, grid, run, outputShape }, options)
   }
 
   /**
@@ -122,6 +184,25 @@ export class AutoencoderKLFlux2 extends ModelMixin {
     return trace('AutoencoderKLFlux2.forward', this, { sample }, ({ sample }) => ({ sample: this.forward(sample) }))
   }
 
+  /** Runs in one piece or, where tiling is on and the input larger than a tile, in tiles. */
+  async #inTiles({ name, input, grid, run, outputShape }: CodingWork, options: AutoencoderRunOptions): Promise<Tensor> {
+    const isCut = grid !== undefined && needsTiles(input, grid)
+    const tiles = isCut ? tilesOf(input.shape, grid) : [wholeTile(input.shape)]
+    const [batch, channels] = input.shape as TileShape
+    const outputs = await runTiles(
+      {
+        name: `${name} ${isCut ? JSON.stringify(grid) : 'whole'}`,
+        input,
+        dtype: this.dtype,
+        shapes: tiles.map(({ height, width }) => outputShape([batch, channels, height, width])),
+        isShared: isCut,
+        run: (tile) => run(isCut ? cutTile(input, tiles[tile] as Tile) : input),
+      },
+      options,
+    )
+    return isCut ? joinTiles(tiles, outputs, grid) : (outputs[0] as Tensor)
+  }
+
   #decode(z: TracedTensor): TracedTensor {
     return this.decoder.call(this.post_quant_conv?.call(z) ?? z)
   }
@@ -140,5 +221,15 @@ function requireChannels({ shape }: Tensor, channels: number, code: string, what
     where: 'AutoencoderKLFlux2',
     actual: { shape, channels },
     rule: 'the shape is [batch, channels, height, width]',
+  })
+}
+
+function requireWholeLatents({ shape }: Tensor, scale: number): void {
+  if (shape.slice(2).every((size) => size % scale === 0)) return
+  throw new RankwiseError('IMAGE_SHAPE', 'the image cannot be cut into tiles', {
+    where: 'AutoencoderKLFlux2',
+    actual: { shape },
+    rule: `height and width are multiples of the ${scale} pixels of a latent`,
+    remedy: 'crop the image, or disableTiling',
   })
 }

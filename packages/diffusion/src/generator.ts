@@ -65,6 +65,15 @@ export class Generator {
     return seed
   }
 
+  /** A generator that goes on as this one would, independently of it, as torch's `clone_state`. */
+  cloneState(): Generator {
+    const clone = new Generator()
+    clone.#initialSeed = this.#initialSeed
+    clone.#engine = this.#engine.clone()
+    clone.#spare = this.#spare
+    return clone
+  }
+
   /**
    * Standard normal samples, as `torch.randn(shape, generator=g, dtype=dtype)` draws them.
    *

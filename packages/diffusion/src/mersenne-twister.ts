@@ -19,6 +19,14 @@ export class MersenneTwister {
     }
   }
 
+  /** A generator that goes on as this one would, independently of it. */
+  clone(): MersenneTwister {
+    const clone = new MersenneTwister(0)
+    clone.#state.set(this.#state)
+    clone.#next = this.#next
+    return clone
+  }
+
   /** The next output, uniform over the unsigned 32-bit integers. */
   nextUint32(): number {
     if (this.#next === STATE_SIZE) this.#twist()

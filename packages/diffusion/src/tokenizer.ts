@@ -47,6 +47,8 @@ export interface TokenizedText {
   readonly inputIds: Int32Array
   /** `[tokens]`: 1 for a token, 0 for padding. */
   readonly attentionMask: Int32Array
+  /** `[tokens]`: what was truncated, in the order of the text. */
+  readonly overflowingTokens: Int32Array
 }
 
 const side = z.enum(['left', 'right']).default('right')
@@ -77,6 +79,7 @@ type TokenizerConfig = z.output<typeof configSchema>
 /** What we use of the library's class, whose own declarations do not resolve under Node's module resolution. */
 interface Encoder {
   encode(text: string, options?: { add_special_tokens?: boolean }): { readonly ids: readonly number[] }
+  decode(ids: readonly number[], options?: { skip_special_tokens?: boolean }): string
   token_to_id(token: string): number | undefined
 }
 
@@ -176,19 +179,27 @@ export class Tokenizer {
   encode(text: string, { maxLength, padding, addSpecialTokens = true }: EncodeOptions = {}): TokenizedText {
     const { prefix, suffix } = addSpecialTokens ? this.#surroundings : { prefix: [], suffix: [] }
     const room = roomFor(maxLength, prefix.length + suffix.length)
-    const body = this.#truncate(this.#encoder.encode(text, { add_special_tokens: false }).ids, room)
+    const { body, overflow } = this.#truncate(this.#encoder.encode(text, { add_special_tokens: false }).ids, room)
     const ids = [...prefix, ...body, ...suffix]
-    if (padding === undefined)
-      return { inputIds: Int32Array.from(ids), attentionMask: new Int32Array(ids.length).fill(1) }
-    return this.#pad(ids, maxLength)
+    const overflowingTokens = Int32Array.from(overflow)
+    if (padding !== undefined) return { ...this.#pad(ids, maxLength), overflowingTokens }
+    return { inputIds: Int32Array.from(ids), attentionMask: new Int32Array(ids.length).fill(1), overflowingTokens }
   }
 
-  #truncate(ids: readonly number[], room: number): readonly number[] {
-    if (ids.length <= room) return ids
-    return this.#config.truncation_side === 'right' ? ids.slice(0, room) : ids.slice(ids.length - room)
+  /** The text of token ids; special tokens are left out. */
+  decode(ids: Int32Array): string {
+    return ids.length === 0 ? '' : this.#encoder.decode([...ids], { skip_special_tokens: true })
   }
 
-  #pad(ids: readonly number[], maxLength: number | undefined): TokenizedText {
+  #truncate(ids: readonly number[], room: number): Readonly<Record<'body' | 'overflow', readonly number[]>> {
+    if (ids.length <= room) return { body: ids, overflow: [] }
+    const isRight = this.#config.truncation_side === 'right'
+    const cut = isRight ? room : ids.length - room
+    const [start, end] = [ids.slice(0, cut), ids.slice(cut)]
+    return isRight ? { body: start, overflow: end } : { body: end, overflow: start }
+  }
+
+  #pad(ids: readonly number[], maxLength: number | undefined): Omit<TokenizedText, 'overflowingTokens'> {
     if (maxLength === undefined) {
       throw new RankwiseError('TOKENIZER_LENGTH', 'padding to max_length needs a maxLength', {
         rule: "padding 'max_length' comes with maxLength",

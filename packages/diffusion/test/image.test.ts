@@ -6,7 +6,8 @@ import { referencePath } from '@rankwise/fixtures'
 import fc from 'fast-check'
 import { decode, encode } from 'fast-png'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
-import { Image, postprocess } from '../src/image.ts'
+import { Image } from '../src/image.ts'
+import { postprocess } from '../src/image-processor.ts'
 import { type LatentDType, roundingOf } from '../src/rounding.ts'
 import { codeOf, differingElements, goldenTensors } from './support.ts'
 
@@ -144,12 +145,12 @@ describe('PNG', () => {
     expect([...Image.fromPng(bytes).data]).toEqual(expected)
   })
 
-  it('refuses what is no PNG, is damaged or has 16 bits', async () => {
+  it('refuses what is no PNG, is damaged or has greys of 16 bits', async () => {
     const damaged = gradient(4, 4).toPng()
     damaged[damaged.length - 20] = (damaged[damaged.length - 20] as number) ^ 1
     expect(await codeOf(() => Image.fromPng(damaged))).toBe('IMAGE_FORMAT')
     expect(await codeOf(() => Image.fromPng(new Uint8Array(10)))).toBe('IMAGE_FORMAT')
-    const deep = encode({ width: 1, height: 1, channels: 3, depth: 16, data: new Uint16Array(3) })
+    const deep = encode({ width: 1, height: 1, channels: 1, depth: 16, data: new Uint16Array(1) })
     expect(await codeOf(() => Image.fromPng(deep))).toBe('IMAGE_FORMAT')
   })
 

@@ -1,4 +1,12 @@
-import type { DeviceTensor, Executable, LoadShardOptions, Node, Segment, ShardSource, Tensor } from '@rankwise/core'
+import {
+  type DeviceTensor,
+  type Executable,
+  type LoadShardOptions,
+  type Node,
+  type Segment,
+  type ShardSource,
+  Tensor,
+} from '@rankwise/core'
 import { ReferenceBackend } from '@rankwise/core/reference'
 
 /** What a mutant changes; everything else stays as the model says. */
@@ -32,4 +40,11 @@ export function withAttributes(op: string, attributes: Node['attributes']): Muta
   return {
     node: (node) => (node.op === op ? { ...node, attributes: { ...node.attributes, ...attributes } } : node),
   }
+}
+
+/** Swaps the two halves of a weight's rows. */
+export function swapRows(weight: Tensor): Tensor {
+  const { shape, data } = weight.cast('float32')
+  const half = data.length / 2
+  return Tensor.float32(shape, [...data.subarray(half), ...data.subarray(0, half)])
 }

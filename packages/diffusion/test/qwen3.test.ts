@@ -3,82 +3,41 @@ import { ort } from '@rankwise/backend-ort'
 import {
   type Backend,
   Checkpoint,
-  checkDegree,
+  checkPlan,
+  legalDegreesOf,
   type Module,
-  partition,
-  planReport,
   readConfig,
-  resolvePlan,
   Tensor,
   type TensorParallelPlan,
 } from '@rankwise/core'
 import { expectClose, referencePath, relativeRms } from '@rankwise/fixtures'
 import { describe, expect, it } from 'vitest'
-import { causalAttentionBias } from '../src/qwen3/attention-bias.ts'
-import { rotaryTables } from '../src/qwen3/rotary-tables.ts'
-import { Qwen3ForCausalLM, type Qwen3Inputs } from '../src/qwen3.ts'
-import { MutantBackend, type Mutation, withAttributes } from './mutant-backend.ts'
-import { codeOf, goldenJson, goldenTensors } from './support.ts'
-
-interface TextGolden {
-  readonly pad_token_id: number
-  readonly prompt_embeds_rows: Readonly<Record<string, readonly number[]>>
-  readonly cases: Readonly<Record<string, { readonly token_ids_unpadded: readonly (readonly number[])[] }>>
-}
+import { causalAttentionBias } from '../src/decoder/attention-bias.ts'
+import { rotaryTables } from '../src/decoder/rotary-tables.ts'
+import { Qwen3ForCausalLM } from '../src/qwen3.ts'
+import { MutantBackend, type Mutation, swapRows, withAttributes } from './mutant-backend.ts'
+import { codeOf } from './support.ts'
+import { padded, textGoldens } from './text-goldens.ts'
 
 /** float32 kernels stay below 1e-6. */
 const TOLERANCE = { relativeRms: 5e-6 }
 
-const NAME = 'flux2-klein-tiny'
-const FOLDER = referencePath(NAME, 'text_encoder')
+const FOLDER = referencePath('flux2-klein-tiny', 'text_encoder')
 const DEMO_FOLDER = fileURLToPath(new URL('../../demo-flux2/pipeline/text_encoder', import.meta.url))
 const OUT_LAYERS = [9, 18, 27]
 
 const load = (backend: Backend) => Qwen3ForCausalLM.fromPretrained(FOLDER, { backend })
 
-/** Token ids padded on the right, as the pipeline pads them. */
-function padded(rows: readonly (readonly number[])[], length: number, padTokenId: number): Qwen3Inputs {
-  const inputIds = Tensor.int32([rows.length, length], new Int32Array(rows.length * length).fill(padTokenId))
-  const attentionMask = Tensor.zeros('int32', inputIds.shape)
-  for (const [i, ids] of rows.entries()) {
-    inputIds.data.set(ids, i * length)
-    attentionMask.data.fill(1, i * length, i * length + ids.length)
-  }
-  return { inputIds, attentionMask }
-}
-
-async function goldenInputs(): Promise<Qwen3Inputs> {
-  const golden = await goldenTensors('text', `${NAME}.safetensors`)
-  return {
-    inputIds: golden('len96.input_ids').cast('int32'),
-    attentionMask: golden('len96.attention_mask').cast('int32'),
-  }
-}
-
-/** Golden hidden states side by side, in the layout of prompt embeddings. */
-async function goldenStates(layers: readonly number[]): Promise<Tensor> {
-  const golden = await goldenTensors('text', `${NAME}.safetensors`)
-  const states = golden('len96.hidden_states')
-  const [, , tokens, width] = states.shape as readonly [number, number, number, number]
-  const result = Tensor.zeros('float32', [1, tokens, layers.length * width])
-  for (let token = 0; token < tokens; token++) {
-    for (const [i, k] of layers.entries()) {
-      const from = (k * tokens + token) * width
-      result.data.set((states.data as Float32Array).subarray(from, from + width), (token * layers.length + i) * width)
-    }
-  }
-  return result
-}
+const goldens = textGoldens('flux2-klein-tiny', 'len96')
+const goldenInputs = () => goldens.inputs()
+const goldenStates = (layers: readonly number[]) => goldens.states(layers)
 
 describe('goldens of transformers', () => {
   it.each([128, 512])('prompt embeddings of %i tokens, rows of padding included', async (length) => {
-    const { cases, prompt_embeds_rows, pad_token_id } = await goldenJson<TextGolden>('text', `${NAME}.json`)
-    const golden = await goldenTensors('text', `${NAME}.safetensors`)
-    const rows = prompt_embeds_rows[length]?.map((row) => cases[length]?.token_ids_unpadded[row] ?? []) ?? []
+    const { inputs, embeds: expected } = await goldens.prompts(length)
     await using backend = await ort({ device: 'cpu' })
     await using encoder = await load(backend)
-    const embeds = await encoder.encode(padded(rows, length, pad_token_id))
-    expectClose(embeds, golden(`len${length}.prompt_embeds`), TOLERANCE)
+    expectClose(await encoder.encode(inputs), expected, TOLERANCE)
   })
 
   it.each([0, 1, 2, 5, 9, 18, 26, 27])('the hidden state behind %i layers', async (k) => {
@@ -122,13 +81,6 @@ describe('a wrong computation is noticed', () => {
   })
 })
 
-/** Swaps the two halves of a weight's rows. */
-function swapRows(weight: Tensor): Tensor {
-  const { shape, data } = weight.cast('float32')
-  const half = data.length / 2
-  return Tensor.float32(shape, [...data.subarray(half), ...data.subarray(0, half)])
-}
-
 describe('weights', () => {
   it.each([
     { folder: FOLDER, type: Qwen3ForCausalLM, depth: 27 },
@@ -170,7 +122,7 @@ describe('the demo pipeline', () => {
   it('is encoded from bfloat16 weights', async () => {
     await using backend = await ort({ device: 'cpu' })
     await using encoder = await Qwen3ForCausalLM.fromPretrained(DEMO_FOLDER, { backend })
-    const embeds = await encoder.encode(padded([[1, 2, 3]], 32, 1254))
+    const embeds = await encoder.encode(padded([[1, 2, 3]], 32, { side: 'right', padTokenId: 1254 }))
     expect(embeds.dtype).toBe('float32')
     expect(embeds.shape).toEqual([1, 32, 192])
     expect(embeds.data.every((value) => Number.isFinite(value))).toBe(true)
@@ -246,7 +198,7 @@ describe('arguments', () => {
   it('that do not fit the model are refused', async () => {
     await using backend = await ort({ device: 'cpu' })
     await using encoder = await load(backend)
-    const { inputIds, attentionMask } = padded([[1, 2]], 4, 1000)
+    const { inputIds, attentionMask } = padded([[1, 2]], 4, { side: 'right', padTokenId: 1000 })
     const codes = [
       () => encoder.encode({ inputIds: inputIds.reshape([4]), attentionMask }),
       () => encoder.encode({ inputIds, attentionMask: attentionMask.reshape([2, 2]) }),
@@ -286,21 +238,48 @@ describe('rotary tables', () => {
   })
 })
 
-describe('the forward', () => {
-  const plan: TensorParallelPlan = {
-    'model.layers.*.self_attn.q_proj': 'colwise',
-    'model.layers.*.self_attn.k_proj': 'colwise',
-    'model.layers.*.self_attn.v_proj': 'colwise',
-    'model.layers.*.self_attn.o_proj': 'rowwise',
-    'model.layers.*.mlp.gate_proj': 'colwise',
-    'model.layers.*.mlp.up_proj': 'colwise',
-    'model.layers.*.mlp.down_proj': 'rowwise',
+describe('the plan', () => {
+  const config = {
+    vocab_size: 101,
+    hidden_size: 48,
+    intermediate_size: 96,
+    num_hidden_layers: 28,
+    num_attention_heads: 12,
+    num_key_value_heads: 3,
+    head_dim: 8,
+    rope_theta: 1e6,
   }
+  const model = Qwen3ForCausalLM.fromConfig(config)
+  const check = (tpDegree: number, changes: TensorParallelPlan = {}) =>
+    checkPlan(
+      { name: 'Qwen3ForCausalLM', tensorParallelPlan: { ...Qwen3ForCausalLM.tensorParallelPlan, ...changes } },
+      model,
+      tpDegree,
+      true,
+    )
 
-  it('can be split over ranks with two all-reduces a layer', async () => {
-    const model = Qwen3ForCausalLM.fromConfig(await readConfig(FOLDER))
-    const placements = resolvePlan(model, plan)
-    checkDegree(placements, model.numAttentionHeads, 2)
-    expect(planReport(partition(model.traceExample(), placements, 2)).allReduces).toBe(54)
+  it('takes degrees that divide the heads of keys and values, or that these divide', () => {
+    expect(legalDegreesOf(Qwen3ForCausalLM, model)).toEqual([1, 3, 6, 12])
+    expect(() => check(12)).not.toThrow()
+    expect(() => check(2)).toThrow(
+      expect.objectContaining({
+        code: 'HEADS_NOT_DIVISIBLE',
+        where: 'model.layers.0.self_attn.k_proj.weight',
+        actual: { heads: 3, tpDegree: 2, legalDegrees: [1, 3, 6, 12] },
+      }),
+    )
+  })
+
+  const layer = 'model.layers.*'
+  it.each<[string, TensorParallelPlan]>([
+    ['PLACEMENT_ATTENTION', { [`${layer}.self_attn.k_proj`]: 'rowwise_split_input' }],
+    ['PLACEMENT_RESHAPE', { [`${layer}.self_attn.v_proj`]: 'colwise' }],
+    ['PLACEMENT_COLWISE_INPUT', { [`${layer}.self_attn.o_proj`]: 'colwise' }],
+    ['PLACEMENT_ROWWISE_INPUT', { [`${layer}.mlp.gate_proj`]: 'rowwise' }],
+    ['PLACEMENT_ELEMENTWISE', { [`${layer}.mlp.up_proj`]: 'rowwise_split_input' }],
+    ['STYLE_EMBEDDING', { 'model.embed_tokens': 'rowwise' }],
+    ['PLAN_NOT_LINEAR', { [`${layer}.self_attn.q_norm`]: 'colwise' }],
+  ])('changed is refused with %s: %j', (code, changes) => {
+    expect(() => check(6, changes)).toThrow(expect.objectContaining({ code }))
   })
 })

@@ -105,8 +105,12 @@ describe('encode', () => {
         fc.string({ unit: 'grapheme', maxLength: 40 }),
         fc.integer({ min: 1, max: 50 }),
         (text, maxLength) => {
-          const { inputIds, attentionMask } = tokenizer.encode(text, { maxLength, padding: 'max_length' })
+          const { inputIds, attentionMask, overflowingTokens } = tokenizer.encode(text, {
+            maxLength,
+            padding: 'max_length',
+          })
           const kept = full(text).slice(0, maxLength)
+          expect([...overflowingTokens]).toEqual(full(text).slice(maxLength))
           const pads = maxLength - kept.length
           expect([...inputIds]).toEqual([...kept, ...new Array(pads).fill(goldens.pad_token_id)])
           expect([...attentionMask]).toEqual([...kept.map(() => 1), ...new Array(pads).fill(0)])
@@ -142,7 +146,9 @@ describe('encode', () => {
     const padded = left.encode('a photo of a cat', { maxLength: ids.length + 2, padding: 'max_length' })
     expect([...padded.inputIds]).toEqual([goldens.pad_token_id, goldens.pad_token_id, ...ids])
     expect([...padded.attentionMask]).toEqual([0, 0, ...ids.map(() => 1)])
-    expect([...left.encode('a photo of a cat', { maxLength: 3 }).inputIds]).toEqual(ids.slice(-3))
+    const truncated = left.encode('a photo of a cat', { maxLength: 3 })
+    expect([...truncated.inputIds]).toEqual(ids.slice(-3))
+    expect([...truncated.overflowingTokens]).toEqual(ids.slice(0, -3))
   })
 
   it('keeps the special tokens around a text when it truncates', async () => {
@@ -181,6 +187,15 @@ describe('encode', () => {
     const padless = await withConfig({ pad_token: null })
     expect(padless.padTokenId).toBeUndefined()
     expect(await codeOf(() => padless.encode('a', { maxLength: 4, padding: 'max_length' }))).toBe('TOKENIZER_PAD_TOKEN')
+  })
+})
+
+describe('decode', () => {
+  it('gives back a text without its special tokens', () => {
+    for (const text of ['a photo of a cat', '猫 and\n 🐱', '']) {
+      expect(tokenizer.decode(tokenizer.encode(text).inputIds)).toBe(text)
+    }
+    expect(tokenizer.decode(tokenizer.encode('<|im_start|>user a cat<|im_end|>').inputIds)).toBe('user a cat')
   })
 })
 

@@ -1,10 +1,13 @@
-import { attention, concat, Linear, Module, ModuleList, RMSNorm, rope, type TracedTensor } from '@rankwise/core'
+import { concat, Linear, Module, ModuleList, RMSNorm, rope, type TracedTensor } from '@rankwise/core'
 import { swiGlu } from './feed-forward.ts'
+import type { TokenAttention } from './token-attention.ts'
 
-/** Rotary tables of the joined text and image tokens, each `[tokens, headDim / 2]`. */
-export interface RotaryTables {
+/** What the attention of all blocks takes beside its tokens. */
+export interface AttentionContext {
+  /** Rotary tables of the joined text and image tokens, each `[tokens, headDim / 2]`. */
   readonly cos: TracedTensor
   readonly sin: TracedTensor
+  readonly tokens: TokenAttention
 }
 
 /** Sizes that all attention of a model shares. */
@@ -19,9 +22,10 @@ function splitHeads(x: TracedTensor, { heads, headDim }: AttentionSizes): Traced
 }
 
 /** Attention over heads `[batch, tokens, heads, headDim]` to `[batch, tokens, heads * headDim]`. */
-function attend(q: TracedTensor, k: TracedTensor, v: TracedTensor, { cos, sin }: RotaryTables): TracedTensor {
+function attend(q: TracedTensor, k: TracedTensor, v: TracedTensor, context: AttentionContext): TracedTensor {
+  const { cos, sin, tokens } = context
   const rotated = [q, k].map((x) => rope(x, cos, sin, { interleaved: true })) as [TracedTensor, TracedTensor]
-  return attention(...rotated, v).flatten(2, 3)
+  return tokens.attend(...rotated, v).flatten(2, 3)
 }
 
 /** Joint attention of text and image tokens, each stream with projections of its own. */
@@ -64,7 +68,7 @@ export class Flux2Attention extends Module {
   override forward(
     image: TracedTensor,
     text: TracedTensor,
-    rotary: RotaryTables,
+    context: AttentionContext,
   ): { image: TracedTensor; text: TracedTensor } {
     const heads = (x: TracedTensor) => splitHeads(x, this.#sizes)
     const imageQuery = this.norm_q.call(heads(this.to_q.call(image)))
@@ -77,7 +81,7 @@ export class Flux2Attention extends Module {
       concat([textQuery, imageQuery], 1),
       concat([textKey, imageKey], 1),
       concat([textValue, imageValue], 1),
-      rotary,
+      context,
     )
     const [textOut, imageOut] = joined.split([text.size(1), image.size(1)], 1) as [TracedTensor, TracedTensor]
     return { image: this.to_out.at(0).call(imageOut), text: this.to_add_out.call(textOut) }
@@ -108,7 +112,7 @@ export class Flux2ParallelSelfAttention extends Module {
   }
 
   /** `[batch, tokens, dim]` to the same. */
-  override forward(x: TracedTensor, rotary: RotaryTables): TracedTensor {
+  override forward(x: TracedTensor, context: AttentionContext): TracedTensor {
     const dim = x.size(-1)
     const projected = this.to_qkv_mlp_proj.call(x)
     const [qkv, mlp] = projected.split([3 * dim, 2 * this.#mlpDim], -1) as [TracedTensor, TracedTensor]
@@ -117,7 +121,7 @@ export class Flux2ParallelSelfAttention extends Module {
       TracedTensor,
       TracedTensor,
     ]
-    const attended = attend(this.norm_q.call(query), this.norm_k.call(key), value, rotary)
+    const attended = attend(this.norm_q.call(query), this.norm_k.call(key), value, context)
     return this.to_out.call(concat([attended, swiGlu(mlp)], -1))
   }
 }

@@ -9,35 +9,46 @@ import {
   type LoadProgress,
   loadTogether,
   openPretrained,
-  readConfig,
+  RankwiseError,
   type TensorParallelConfig,
 } from '@rankwise/core'
 import {
   AutoencoderKLFlux2,
   FlowMatchEulerDiscreteScheduler,
-  parseWith,
-  Qwen3ForCausalLM,
+  type HiddenStateEncoder,
   Tokenizer,
 } from '@rankwise/diffusion'
-import { z } from 'zod'
+import { readModelIndex, requireClass } from './model-index.ts'
+import { checkOptionNames } from './option-names.ts'
+import { type LoadTextEncoder, loadSharedTextEncoder, type TextEncoderPlacement } from './text-encoder.ts'
 import { Flux2Transformer2DModel } from './transformer.ts'
 
-/** Everything a klein pipeline is made of; each model is on its backend. */
-export interface Flux2KleinComponents {
+/** What all FLUX.2 pipelines are made of; each model is on its backend. */
+export interface Flux2Components {
   readonly transformer: Flux2Transformer2DModel
-  readonly textEncoder: Qwen3ForCausalLM
+  readonly textEncoder: HiddenStateEncoder
   readonly vae: AutoencoderKLFlux2
   readonly tokenizer: Tokenizer
   readonly scheduler: FlowMatchEulerDiscreteScheduler
+}
+
+/** Everything a klein pipeline is made of. */
+export interface Flux2KleinComponents extends Flux2Components {
   /** Whether the model was distilled to few steps and takes no guidance. */
   readonly isDistilled: boolean
 }
 
-/** Options of `Flux2KleinPipeline.fromPretrained`; components that are given are not loaded. */
-export interface Flux2KleinFromPretrainedOptions extends Partial<Flux2KleinComponents>, FromHubOptions {
+/** Options of a pipeline's `fromPretrained`; components that are given are not loaded. */
+export interface Flux2FromPretrainedOptions extends Partial<Flux2Components>, FromHubOptions {
   readonly backend: Backend
   /** Splits the transformer over the ranks of the process group; not together with a `transformer` of your own. */
   readonly parallelConfig?: TensorParallelConfig
+  /**
+   * Where the weights of the text encoder are; other than `'replicated'`, together with `parallelConfig`.
+   *
+   * @default 'replicated'
+   */
+  readonly textEncoderPlacement?: TextEncoderPlacement
   /** @default 'float32' */
   readonly dtype?: DType
   /** Aborts the load with `ABORTED`. */
@@ -46,13 +57,46 @@ export interface Flux2KleinFromPretrainedOptions extends Partial<Flux2KleinCompo
   readonly onProgress?: (progress: LoadProgress) => void
 }
 
+/** Options of `Flux2KleinPipeline.fromPretrained`. */
+export interface Flux2KleinFromPretrainedOptions
+  extends Flux2FromPretrainedOptions,
+    Partial<Pick<Flux2KleinComponents, 'isDistilled'>> {}
+
+/** What a pipeline class loads. */
+export interface PipelineParts {
+  /** Class of the pipeline. */
+  readonly name: string
+  /** Classes of pipelines that have the same parts. */
+  readonly accepted: readonly string[]
+  readonly options: readonly (keyof Flux2KleinFromPretrainedOptions)[]
+  readonly loadTextEncoder: LoadTextEncoder
+}
+
+const LOAD_OPTIONS: Readonly<Record<keyof Flux2FromPretrainedOptions, true>> = {
+  transformer: true,
+  textEncoder: true,
+  vae: true,
+  tokenizer: true,
+  scheduler: true,
+  backend: true,
+  parallelConfig: true,
+  textEncoderPlacement: true,
+  dtype: true,
+  signal: true,
+  onProgress: true,
+  revision: true,
+  token: true,
+  cacheDir: true,
+  localFilesOnly: true,
+  endpoint: true,
+  download: true,
+}
+
+/** Names of the options that `fromPretrained` of every pipeline takes. */
+export const LOAD_OPTION_NAMES = Object.keys(LOAD_OPTIONS) as readonly (keyof Flux2FromPretrainedOptions)[]
+
 /** What is read at once; the models fetch their own parts. */
 const SMALL_PARTS = { files: ['model_index.json'], folders: ['scheduler', 'tokenizer'], weights: false }
-
-const modelIndexSchema = z.looseObject({
-  _class_name: z.literal('Flux2KleinPipeline'),
-  is_distilled: z.boolean().default(false),
-})
 
 /**
  * Loads what is not given, on all ranks that the transformer is split over or on none; when a part fails, those loaded
@@ -61,6 +105,7 @@ const modelIndexSchema = z.looseObject({
 export async function loadComponents(
   pathOrId: string,
   options: Flux2KleinFromPretrainedOptions,
+  kind: PipelineParts,
 ): Promise<Flux2KleinComponents> {
   const { parallelConfig, signal } = options
   const collectives = joinedCollectives(parallelConfig?.tpDegree ?? 1)
@@ -74,10 +119,12 @@ export async function loadComponents(
   }
   try {
     const load = async (signal: AbortSignal, fromFirst: FromFirst) => {
+      checkLoadOptions(options, kind)
       const repository = await openPretrained(pathOrId, { ...hubOptionsOf(options), signal, fromFirst })
-      return { repository, parts: await loadWholeParts(pathOrId, repository, { ...options, signal }, own) }
+      return { repository, parts: await loadWholeParts(pathOrId, repository, { ...options, signal }, kind, own) }
     }
     const { repository, parts } = await loadTogether(load, { collectives, signal, release })
+    const textEncoder = parts.textEncoder ?? own(await loadShared(pathOrId, repository, options, kind))
     const transformer =
       options.transformer ??
       own(
@@ -87,11 +134,56 @@ export async function loadComponents(
           subfolder: 'transformer',
         }),
       )
-    return { ...parts, transformer }
+    return { ...parts, textEncoder, transformer }
   } catch (error) {
     await release()
     throw error
   }
+}
+
+/** @throws RankwiseError `OPTION_UNKNOWN`, `OPTION_CONFLICT` */
+function checkLoadOptions(options: Flux2KleinFromPretrainedOptions, kind: PipelineParts): void {
+  checkOptionNames(`${kind.name}.fromPretrained`, options, kind.options)
+  checkPlacement(options)
+  if (options.transformer === undefined || options.parallelConfig === undefined) return
+  throw new RankwiseError('OPTION_CONFLICT', 'a transformer that is already loaded cannot be split here', {
+    where: 'parallelConfig',
+    remedy: 'pass parallelConfig to Flux2Transformer2DModel.fromPretrained',
+  })
+}
+
+/** @throws RankwiseError `OPTION_INVALID`, `OPTION_CONFLICT` */
+function checkPlacement({ textEncoderPlacement, textEncoder, parallelConfig }: Flux2KleinFromPretrainedOptions): void {
+  const where = 'textEncoderPlacement'
+  if (textEncoderPlacement === undefined || textEncoderPlacement === 'replicated') return
+  if (textEncoderPlacement !== 'sharded' && textEncoderPlacement !== 'rank0') {
+    throw new RankwiseError('OPTION_INVALID', `a text encoder is not placed as '${textEncoderPlacement}'`, {
+      where,
+      rule: "textEncoderPlacement is 'replicated', 'sharded' or 'rank0'",
+    })
+  }
+  if (textEncoder === undefined && parallelConfig !== undefined) return
+  throw new RankwiseError('OPTION_CONFLICT', 'there is no text encoder to load on several ranks', {
+    where,
+    actual: { textEncoder: textEncoder === undefined ? 'to load' : 'given', parallelConfig: parallelConfig?.tpDegree },
+    rule: 'it places the text encoder that is loaded here, over the ranks of parallelConfig',
+  })
+}
+
+/** The text encoder of which not every rank has all weights. */
+function loadShared(
+  pathOrId: string,
+  repository: HubRepository | undefined,
+  options: Flux2KleinFromPretrainedOptions,
+  kind: PipelineParts,
+): Promise<HiddenStateEncoder> {
+  const { parallelConfig, signal, textEncoderPlacement } = options
+  const common = { ...modelOptions(options, repository), subfolder: 'text_encoder' }
+  return loadSharedTextEncoder(
+    (own) => kind.loadTextEncoder(pathOrId, { ...common, ...own }),
+    textEncoderPlacement as Exclude<TextEncoderPlacement, 'replicated'>,
+    { parallelConfig: parallelConfig as TensorParallelConfig, signal },
+  )
 }
 
 /** Those that every rank has whole. */
@@ -99,24 +191,27 @@ async function loadWholeParts(
   pathOrId: string,
   repository: HubRepository | undefined,
   options: Flux2KleinFromPretrainedOptions,
+  kind: PipelineParts,
   own: <M extends AsyncDisposable>(model: M) => M,
-): Promise<Omit<Flux2KleinComponents, 'transformer'>> {
+): Promise<Omit<Flux2KleinComponents, 'transformer' | 'textEncoder'> & Partial<Flux2Components>> {
   const directory = (await repository?.download(SMALL_PARTS, { signal: options.signal })) ?? pathOrId
-  const config = await readConfig(directory, 'model_index.json')
-  const index = parseWith(modelIndexSchema, config, `${directory}/model_index.json`)
+  const index = await readModelIndex(directory)
+  requireClass(index, kind.accepted, pathOrId)
   const tokenizer = options.tokenizer ?? (await Tokenizer.fromPretrained(directory, { subfolder: 'tokenizer' }))
   const scheduler =
     options.scheduler ?? (await FlowMatchEulerDiscreteScheduler.fromPretrained(directory, { subfolder: 'scheduler' }))
   const common = modelOptions(options, repository)
+  const isReplicated = (options.textEncoderPlacement ?? 'replicated') === 'replicated'
   const textEncoder =
     options.textEncoder ??
-    own(await Qwen3ForCausalLM.fromPretrained(pathOrId, { ...common, subfolder: 'text_encoder' }))
+    (isReplicated ? own(await kind.loadTextEncoder(pathOrId, { ...common, subfolder: 'text_encoder' })) : undefined)
   const vae = options.vae ?? own(await AutoencoderKLFlux2.fromPretrained(pathOrId, { ...common, subfolder: 'vae' }))
-  return { tokenizer, scheduler, textEncoder, vae, isDistilled: options.isDistilled ?? index.is_distilled }
+  const isDistilled = options.isDistilled ?? index.isDistilled
+  return { tokenizer, scheduler, vae, isDistilled, ...(textEncoder === undefined ? {} : { textEncoder }) }
 }
 
 /** Options of every model. All parts are of one commit, though the branch may move on. */
-function modelOptions(options: Flux2KleinFromPretrainedOptions, repository: HubRepository | undefined) {
+function modelOptions(options: Flux2FromPretrainedOptions, repository: HubRepository | undefined) {
   const { backend, dtype, signal, onProgress } = options
   return {
     ...hubOptionsOf(options),

@@ -1,37 +1,63 @@
-import type { Flux2KleinComponents } from './components.ts'
-import type { Flux2KleinOptions, ResolvedOptions } from './generation-options.ts'
-import { encodePrompt, type Prompt, promptFromEmbeds } from './prompt.ts'
+import { type Collectives, RankwiseError } from '@rankwise/core'
+import { type Prompt, promptFromEmbeds } from './prompt.ts'
+import type { ReferenceTokens } from './reference-tokens.ts'
+import type { Request } from './request.ts'
 
 /** What a denoising is pulled to and, with guidance, away from. */
 export interface Conditions {
   readonly prompt: Prompt
   readonly negative: Prompt | undefined
-  readonly guidanceScale: number
+  readonly references: ReferenceTokens | undefined
 }
 
-/** Embeds the prompt of a call and, where guidance needs it, the empty one. */
-export async function encodeConditions(
-  components: Pick<Flux2KleinComponents, 'tokenizer' | 'textEncoder' | 'transformer' | 'isDistilled'>,
-  options: Pick<Flux2KleinOptions, 'prompt' | 'promptEmbeds' | 'negativePromptEmbeds' | 'guidanceScale' | 'signal'>,
-  resolved: ResolvedOptions,
-): Promise<Conditions> {
-  const { numImagesPerPrompt, guidanceScale } = resolved
-  const encode = async (prompts: readonly string[], embeds: Flux2KleinOptions['promptEmbeds']) =>
-    embeds === undefined
-      ? encodePrompt(prompts, components, { ...resolved, signal: options.signal })
-      : promptFromEmbeds(embeds, components.transformer.config.jointAttentionDim, numImagesPerPrompt)
-  const prompts = typeof options.prompt === 'string' ? [options.prompt] : (options.prompt ?? [])
-  const prompt = await encode(prompts, options.promptEmbeds)
-  const isFirstRank = (components.transformer.collectives?.rank ?? 0) === 0
-  if (components.isDistilled && (options.guidanceScale ?? 0) > 1 && isFirstRank) warnIgnored(guidanceScale)
-  if (components.isDistilled || guidanceScale <= 1) return { prompt, negative: undefined, guidanceScale }
-  const count = (prompt.embeds.shape[0] as number) / numImagesPerPrompt
-  const negative = await encode(new Array<string>(count).fill(''), options.negativePromptEmbeds)
-  return { prompt, negative, guidanceScale }
+/** How the prompts of a call are embedded. */
+export interface EncodePromptsOptions {
+  /** Embeds prompts, each as often as pictures are drawn from it. */
+  readonly encode: (prompts: readonly string[]) => Promise<Prompt>
+  /** jointAttentionDim of the transformer. */
+  readonly width: number
+  /** Whether the empty prompt is needed as well. */
+  readonly isGuided: boolean
 }
 
-function warnIgnored(guidanceScale: number): void {
-  process.emitWarning(`guidanceScale ${guidanceScale} is ignored: the model is distilled and takes no guidance`, {
-    code: 'GUIDANCE_IGNORED',
+/**
+ * Embeds the prompt of a call and, where guidance needs it, the empty one.
+ *
+ * @throws RankwiseError `PROMPT_EMBEDS_SHAPE`, and those of the text encoder
+ */
+export async function encodePrompts(
+  { prompts = [], promptEmbeds, negativePromptEmbeds, batch, numImagesPerPrompt }: Request,
+  { encode, width, isGuided }: EncodePromptsOptions,
+): Promise<Pick<Conditions, 'prompt' | 'negative'>> {
+  const embed = (texts: readonly string[], embeds: Request['promptEmbeds']) =>
+    embeds === undefined ? encode(texts) : promptFromEmbeds(embeds, width, numImagesPerPrompt)
+  const prompt = await embed(prompts, promptEmbeds)
+  if (!isGuided) return { prompt, negative: undefined }
+  const empty = new Array<string>(batch / numImagesPerPrompt).fill('')
+  const negative = await embed(empty, negativePromptEmbeds)
+  requireBatch(negative, batch)
+  return { prompt, negative }
+}
+
+function requireBatch({ embeds }: Prompt, batch: number): void {
+  if (embeds.shape[0] === batch) return
+  throw new RankwiseError('PROMPT_EMBEDS_SHAPE', 'there are not as many negative embeddings as prompts', {
+    where: 'negativePromptEmbeds',
+    actual: { negative: embeds.shape[0], pictures: batch },
+    rule: 'negativePromptEmbeds has an entry for every prompt',
   })
+}
+
+/**
+ * Gives every rank the conditions of rank 0. Each rank computes its own, and ranks with other CPUs or threads round
+ * differently; from different conditions, the ranks would denoise slightly different pictures into each other.
+ */
+export async function shareConditions(
+  { prompt, negative, references }: Conditions,
+  collectives: Collectives | undefined,
+  signal: AbortSignal | undefined,
+): Promise<void> {
+  for (const tensor of [prompt.embeds, negative?.embeds, references?.latents]) {
+    if (tensor !== undefined) await collectives?.broadcast(tensor, { source: 0, signal })
+  }
 }

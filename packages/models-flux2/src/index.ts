@@ -1,8 +1,26 @@
-export type { Flux2KleinComponents, Flux2KleinFromPretrainedOptions } from './components.ts'
+export type {
+  Flux2Components,
+  Flux2FromPretrainedOptions,
+  Flux2KleinComponents,
+  Flux2KleinFromPretrainedOptions,
+} from './components.ts'
 export { type Flux2TransformerConfig, parseFlux2TransformerConfig } from './config.ts'
-export type { DenoisingStep, Flux2KleinOptions, OutputType } from './generation-options.ts'
+export { type AnyFlux2Pipeline, DiffusionPipeline } from './diffusion-pipeline.ts'
+export type {
+  DenoisingStep,
+  Flux2CallOptions,
+  Flux2KleinOptions,
+  Flux2Options,
+  OutputType,
+} from './generation-options.ts'
 export type { Flux2Output } from './output.ts'
+export { Flux2PipelineBase, type PipelineTraits } from './pipeline-base.ts'
+export { Flux2Pipeline } from './pipeline-dev.ts'
 export { Flux2KleinPipeline } from './pipeline-klein.ts'
+export { Flux2KleinKVPipeline } from './pipeline-klein-kv.ts'
 export { flux2Plan } from './plan.ts'
+export { Flux2ReferenceCache } from './reference-cache.ts'
+export { type EncodeReferenceOptions, encodeReferenceImages, type ReferenceImages } from './reference-images.ts'
 export { rotaryTables } from './rotary-tables.ts'
-export { Flux2Transformer2DModel, type Flux2TransformerInputs } from './transformer.ts'
+export type { TextEncoderPlacement } from './text-encoder.ts'
+export { type Flux2ReferenceInputs, Flux2Transformer2DModel, type Flux2TransformerInputs } from './transformer.ts'

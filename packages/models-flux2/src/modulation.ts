@@ -1,4 +1,4 @@
-import { LayerNorm, Linear, Module, type TracedTensor } from '@rankwise/core'
+import { concat, LayerNorm, Linear, Module, type TracedTensor } from '@rankwise/core'
 
 /** What one sub-block's AdaLN takes, each `[batch, 1, dim]`. */
 export interface Modulation {
@@ -6,6 +6,15 @@ export interface Modulation {
   readonly scale: TracedTensor
   readonly gate: TracedTensor
 }
+
+/** Tokens that follow each other and are modulated alike. */
+export interface ModulatedSection {
+  readonly tokens: number
+  readonly modulation: Modulation
+}
+
+/** How the tokens of a sequence are modulated: all alike, or in sections that make up the sequence. */
+export type TokenModulation = Modulation | readonly ModulatedSection[]
 
 /** Modulation of all blocks of one kind from the timestep embedding. */
 export class Flux2Modulation extends Module {
@@ -32,9 +41,37 @@ export class Flux2Modulation extends Module {
   }
 }
 
-/** `norm(x) * (1 + scale) + shift`. */
-export function modulate(x: TracedTensor, { shift, scale }: Omit<Modulation, 'gate'>): TracedTensor {
+/** `x * (1 + scale) + shift` of x `[batch, tokens, dim]`. */
+export function modulate(x: TracedTensor, modulation: TokenModulation): TracedTensor {
+  return bySection([x], modulation, ([part], of) => scaleAndShift(part, of))
+}
+
+/** `x + gate * update`, both `[batch, tokens, dim]`. */
+export function addGated(x: TracedTensor, update: TracedTensor, modulation: TokenModulation): TracedTensor {
+  return bySection([x, update], modulation, ([part, change], { gate }) => part.add(gate.mul(change)))
+}
+
+function scaleAndShift(x: TracedTensor, { shift, scale }: Omit<Modulation, 'gate'>): TracedTensor {
   return x.mul(scale.add(1)).add(shift)
+}
+
+/** Maps the tokens of each section by its own modulation, which is not spread over them: it is one row for all. */
+function bySection<const X extends readonly TracedTensor[]>(
+  sequences: X,
+  modulation: TokenModulation,
+  map: (sequences: X, modulation: Modulation) => TracedTensor,
+): TracedTensor {
+  if (!isSectioned(modulation)) return map(sequences, modulation)
+  const sizes = modulation.map(({ tokens }) => tokens)
+  const pieces = sequences.map((sequence) => sequence.split(sizes, 1))
+  const mapped = modulation.map((section, i) =>
+    map(pieces.map((parts) => parts[i] as TracedTensor) as unknown as X, section.modulation),
+  )
+  return concat(mapped, 1)
+}
+
+function isSectioned(modulation: TokenModulation): modulation is readonly ModulatedSection[] {
+  return Array.isArray(modulation)
 }
 
 /** The final norm, scaled and shifted by the timestep embedding. */
@@ -51,6 +88,6 @@ export class AdaLayerNormContinuous extends Module {
   /** x `[batch, tokens, dim]`, temb `[batch, dim]`. */
   override forward(x: TracedTensor, temb: TracedTensor): TracedTensor {
     const [scale, shift] = this.linear.call(temb.silu()).unsqueeze(1).chunk(2, -1) as [TracedTensor, TracedTensor]
-    return modulate(this.norm.call(x), { shift, scale })
+    return scaleAndShift(this.norm.call(x), { shift, scale })
   }
 }

@@ -1,38 +1,62 @@
-import { RankwiseError, type Tensor } from '@rankwise/core'
-import { type AutoencoderKLFlux2, type Image, postprocess } from '@rankwise/diffusion'
+import { type Collectives, RankwiseError, type Tensor } from '@rankwise/core'
+import {
+  type AutoencoderKLFlux2,
+  denormalizeLatents,
+  type Image,
+  postprocess,
+  unpackLatents,
+  unpatchifyLatents,
+} from '@rankwise/diffusion'
 import type { OutputType } from './generation-options.ts'
 
 /** What a FLUX.2 pipeline draws. */
 export interface Flux2Output<T extends OutputType = 'image'> {
   /**
-   * Pictures, at least one. For `outputType: 'array'` a float32 tensor `[batch, height, width, 3]` in [0, 1], for
-   * `'latent'` one `[batch, latentChannels, height / vaeScaleFactor, width / vaeScaleFactor]`.
+   * Pictures, at least one. For `outputType: 'array'` a float32 tensor `[batch, height, width, 3]` in [0, 1]. For
+   * `'latent'` what diffusers' pipeline of the same name returns: `Flux2Pipeline` gives packed, normalised latents
+   * `[batch, tokens, 4 * latentChannels]`; the others give them as the VAE takes them, `[batch, latentChannels, height /
+   * vaeScaleFactor, width / vaeScaleFactor]`.
    */
   readonly images: T extends 'image' ? [Image, ...Image[]] : Tensor<'float32'>
+}
+
+/** Latents as `outputType: 'latent'` returns them: as they were denoised, or as the VAE takes them. */
+export type LatentOutput = 'packed' | 'decodable'
+
+/** How latents become an output. */
+export interface OutputOptions<T extends OutputType> {
+  readonly outputType: T
+  readonly latentOutput: LatentOutput
+  /** Tokens of the picture in each direction. */
+  readonly rows: number
+  readonly columns: number
+  readonly vae: AutoencoderKLFlux2
+  /** The ranks that share the tiles of a VAE with tiling. */
+  readonly collectives: Collectives | undefined
+  readonly signal: AbortSignal | undefined
 }
 
 /**
  * Decodes latents into the form that was asked for.
  *
- * @param latents - float32 `[batch, latentChannels, h, w]`, as the VAE takes them
+ * @param latents - packed and normalised, float32 `[batch, rows * columns, 4 * latentChannels]`
  */
 export async function toOutput<T extends OutputType>(
   latents: Tensor<'float32'>,
-  vae: AutoencoderKLFlux2,
-  outputType: T,
-  signal: AbortSignal | undefined,
+  options: OutputOptions<T>,
 ): Promise<Flux2Output<T>> {
-  return { images: (await render(latents, vae, outputType, signal)) as Flux2Output<T>['images'] }
+  return { images: (await render(latents, options)) as Flux2Output<T>['images'] }
 }
 
 async function render(
   latents: Tensor<'float32'>,
-  vae: AutoencoderKLFlux2,
-  outputType: OutputType,
-  signal: AbortSignal | undefined,
+  { outputType, latentOutput, rows, columns, vae, collectives, signal }: OutputOptions<OutputType>,
 ): Promise<Image[] | Tensor<'float32'>> {
-  if (outputType === 'latent') return latents
-  const decoded = float32(await vae.decode(latents, { signal }))
+  if (outputType === 'latent' && latentOutput === 'packed') return latents
+  const statistics = await vae.latentStatistics()
+  const decodable = unpatchifyLatents(denormalizeLatents(unpackLatents(latents, rows, columns), statistics))
+  if (outputType === 'latent') return decodable
+  const decoded = float32(await vae.decode(decodable, { collectives, signal }))
   return outputType === 'array' ? postprocess(decoded, 'array') : postprocess(decoded, 'image')
 }
 

@@ -1,5 +1,5 @@
 import { RankwiseError, Tensor } from '@rankwise/core'
-import { prepareTextIds, type Qwen3ForCausalLM, type Tokenizer } from '@rankwise/diffusion'
+import { type HiddenStateEncoder, prepareTextIds, type TokenizedText, type Tokenizer } from '@rankwise/diffusion'
 import { float32 } from './output.ts'
 
 /** What the transformer is conditioned on. */
@@ -10,30 +10,37 @@ export interface Prompt {
   readonly ids: Tensor<'int32'>
 }
 
+/** What embeds a prompt. */
+export interface PromptEncoder {
+  readonly tokenizer: Tokenizer
+  readonly textEncoder: Pick<HiddenStateEncoder, 'encode'>
+}
+
 export interface EncodePromptOptions {
+  /** Tokens that a prompt is padded or truncated to. */
   readonly maxSequenceLength: number
   readonly textEncoderOutLayers: readonly number[]
   readonly numImagesPerPrompt: number
+  /** Whether to warn of prompts that are truncated: of several ranks, one does. @default true */
+  readonly warns?: boolean
   readonly signal?: AbortSignal | undefined
 }
 
 /**
- * Embeds prompts with Qwen3, each `numImagesPerPrompt` times in a row. A prompt becomes a chat turn whose thinking block
- * is closed at once, padded on the right; the outputs of several layers lie side by side in every token.
+ * Embeds prompts, each `numImagesPerPrompt` times in a row; the outputs of several layers lie side by side in every
+ * token. Warns with `PROMPT_TRUNCATED`, once, of all that is truncated.
+ *
+ * @param tokenize - the ids of a prompt at a length, as the model was trained on them
  */
-export async function encodePrompt(
+export async function embedPrompts(
   prompts: readonly string[],
-  { tokenizer, textEncoder }: { readonly tokenizer: Tokenizer; readonly textEncoder: Qwen3ForCausalLM },
+  { tokenizer, textEncoder }: PromptEncoder,
+  tokenize: (tokenizer: Tokenizer, prompt: string, maxLength: number) => TokenizedText,
   options: EncodePromptOptions,
 ): Promise<Prompt> {
-  const { maxSequenceLength, textEncoderOutLayers, numImagesPerPrompt, signal } = options
-  const encoded = prompts.map((content) => {
-    const text = tokenizer.applyChatTemplate([{ role: 'user', content }], {
-      addGenerationPrompt: true,
-      enableThinking: false,
-    })
-    return tokenizer.encode(text, { maxLength: maxSequenceLength, padding: 'max_length' })
-  })
+  const { maxSequenceLength, textEncoderOutLayers, numImagesPerPrompt, warns = true, signal } = options
+  const encoded = prompts.map((prompt) => tokenize(tokenizer, prompt, maxSequenceLength))
+  if (warns) warnTruncated(tokenizer, encoded, maxSequenceLength)
   const batch = (rows: readonly Int32Array[]) =>
     Tensor.int32([rows.length, maxSequenceLength], Int32Array.from(rows.flatMap((row) => [...row])))
   const embeds = await textEncoder.encode(
@@ -44,6 +51,18 @@ export async function encodePrompt(
     { outLayers: textEncoderOutLayers, signal },
   )
   return promptFromEmbeds(embeds, embeds.shape.at(-1) as number, numImagesPerPrompt)
+}
+
+/** What the model does not see of the prompts, each part once. */
+function warnTruncated(tokenizer: Tokenizer, encoded: readonly TokenizedText[], maxSequenceLength: number): void {
+  const parts = encoded
+    .filter(({ overflowingTokens }) => overflowingTokens.length > 0)
+    .map(({ overflowingTokens }) => `${overflowingTokens.length} tokens '${tokenizer.decode(overflowingTokens)}'`)
+  if (parts.length === 0) return
+  process.emitWarning(
+    `the prompt is longer than maxSequenceLength ${maxSequenceLength}; cut off: ${[...new Set(parts)].join(', ')}`,
+    { code: 'PROMPT_TRUNCATED' },
+  )
 }
 
 /**

@@ -1,7 +1,7 @@
 import { LayerNorm, Module, type TracedTensor } from '@rankwise/core'
-import { type AttentionSizes, Flux2Attention, Flux2ParallelSelfAttention, type RotaryTables } from './attention.ts'
+import { type AttentionContext, type AttentionSizes, Flux2Attention, Flux2ParallelSelfAttention } from './attention.ts'
 import { Flux2FeedForward } from './feed-forward.ts'
-import { type Modulation, modulate } from './modulation.ts'
+import { addGated, modulate, type TokenModulation } from './modulation.ts'
 
 /** Sizes of a block. */
 export interface BlockSizes extends AttentionSizes {
@@ -41,24 +41,24 @@ export class Flux2TransformerBlock extends Module {
   /** Each stream has two modulations: of the attention and of the feed-forward. */
   override forward(
     { image, text }: Streams,
-    imageModulations: readonly Modulation[],
-    textModulations: readonly Modulation[],
-    rotary: RotaryTables,
+    imageModulations: readonly TokenModulation[],
+    textModulations: readonly TokenModulation[],
+    context: AttentionContext,
   ): Streams {
-    const [imageAttention, imageMlp] = imageModulations as [Modulation, Modulation]
-    const [textAttention, textMlp] = textModulations as [Modulation, Modulation]
+    const [imageAttention, imageMlp] = imageModulations as [TokenModulation, TokenModulation]
+    const [textAttention, textMlp] = textModulations as [TokenModulation, TokenModulation]
     const attended = this.attn.call(
       modulate(this.norm1.call(image), imageAttention),
       modulate(this.norm1_context.call(text), textAttention),
-      rotary,
+      context,
     )
-    const imageMiddle = image.add(imageAttention.gate.mul(attended.image))
-    const textMiddle = text.add(textAttention.gate.mul(attended.text))
+    const imageMiddle = addGated(image, attended.image, imageAttention)
+    const textMiddle = addGated(text, attended.text, textAttention)
     const imageOut = this.ff.call(modulate(this.norm2.call(imageMiddle), imageMlp))
     const textOut = this.ff_context.call(modulate(this.norm2_context.call(textMiddle), textMlp))
     return {
-      image: imageMiddle.add(imageMlp.gate.mul(imageOut)),
-      text: textMiddle.add(textMlp.gate.mul(textOut)),
+      image: addGated(imageMiddle, imageOut, imageMlp),
+      text: addGated(textMiddle, textOut, textMlp),
     }
   }
 }
@@ -75,8 +75,8 @@ export class Flux2SingleTransformerBlock extends Module {
   }
 
   /** `[batch, text + image tokens, dim]` to the same. */
-  override forward(x: TracedTensor, modulation: Modulation, rotary: RotaryTables): TracedTensor {
-    const attended = this.attn.call(modulate(this.norm.call(x), modulation), rotary)
-    return x.add(modulation.gate.mul(attended))
+  override forward(x: TracedTensor, modulation: TokenModulation, context: AttentionContext): TracedTensor {
+    const attended = this.attn.call(modulate(this.norm.call(x), modulation), context)
+    return addGated(x, attended, modulation)
   }
 }

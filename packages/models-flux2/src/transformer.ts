@@ -10,12 +10,19 @@ import {
   type TracedTensor,
   trace,
 } from '@rankwise/core'
-import type { RotaryTables } from './attention.ts'
 import { type Flux2TransformerConfig, parseFlux2TransformerConfig } from './config.ts'
-import { AdaLayerNormContinuous, Flux2Modulation, type Modulation } from './modulation.ts'
+import { AdaLayerNormContinuous, Flux2Modulation, type Modulation, type TokenModulation } from './modulation.ts'
 import { flux2Plan } from './plan.ts'
+import { Flux2ReferenceCache } from './reference-cache.ts'
 import { rotaryTables } from './rotary-tables.ts'
 import { Flux2TimestepGuidanceEmbeddings } from './time-embedding.ts'
+import {
+  FullAttention,
+  type KeyValues,
+  ReferenceExtraction,
+  ReferenceReuse,
+  type TokenAttention,
+} from './token-attention.ts'
 import { Flux2SingleTransformerBlock, Flux2TransformerBlock, type Streams } from './transformer-blocks.ts'
 
 /** What the transformer predicts from. */
@@ -32,6 +39,12 @@ export interface Flux2TransformerInputs {
   readonly txtIds: Tensor
   /** Guidance scale, float32 `[batch]`; only for models that embed it. */
   readonly guidance?: Tensor | undefined
+}
+
+/** What the first step with reference images predicts from. */
+export interface Flux2ReferenceInputs extends Flux2TransformerInputs {
+  /** How many of the first image tokens are those of references. */
+  readonly referenceTokens: number
 }
 
 interface ForwardInputs {
@@ -52,6 +65,13 @@ interface ForwardOutputs {
   readonly doubleBlocks: readonly Streams[]
   /** `[batch, textTokens + imageTokens, dim]` behind every single-stream block. */
   readonly singleBlocks: readonly TracedTensor[]
+}
+
+/** How all blocks are modulated. */
+interface Modulations {
+  readonly image: readonly TokenModulation[]
+  readonly text: readonly TokenModulation[]
+  readonly single: TokenModulation
 }
 
 /** The FLUX.2 transformer: double-stream blocks, then single-stream blocks, over text and image tokens. */
@@ -110,27 +130,73 @@ export class Flux2Transformer2DModel extends ModelMixin {
   }
 
   override forward(inputs: ForwardInputs): ForwardOutputs {
-    const temb = this.time_guidance_embed.call(inputs.timestep.mul(1000), inputs.guidance?.mul(1000))
-    const imageModulations = this.double_stream_modulation_img.call(temb)
-    const textModulations = this.double_stream_modulation_txt.call(temb)
-    const [singleModulation] = this.single_stream_modulation.call(temb) as [Modulation]
-    const rotary: RotaryTables = { cos: inputs.rotary_cos, sin: inputs.rotary_sin }
+    const temb = this.#embedTime(inputs)
+    return this.#blocks(inputs, temb, this.#modulations(temb), new FullAttention())
+  }
+
+  /**
+   * A forward over text, reference and image tokens, of which the references do not depend on the noise: they are
+   * modulated as at noise level 0 and attend to themselves only.
+   */
+  #forwardReferences(inputs: ForwardInputs, references: number): ForwardOutputs & { keyValues: readonly KeyValues[] } {
+    const text = inputs.encoder_hidden_states.size(1)
+    const image = inputs.hidden_states.size(1) - references
+    const temb = this.#embedTime(inputs)
+    const own = this.#modulations(temb)
+    const still = this.#modulations(this.#embedTime({ ...inputs, timestep: inputs.timestep.mul(0) }))
+    const extraction = new ReferenceExtraction({ text, references, image })
+    const modulations = {
+      text: own.text,
+      image: own.image.map((modulation, i) => [
+        { tokens: references, modulation: still.image[i] as Modulation },
+        { tokens: image, modulation },
+      ]),
+      single: [
+        { tokens: text, modulation: own.single },
+        { tokens: references, modulation: still.single },
+        { tokens: image, modulation: own.single },
+      ],
+    }
+    const outputs = this.#blocks(inputs, temb, modulations, extraction, references)
+    return { ...outputs, keyValues: extraction.extracted }
+  }
+
+  #embedTime({ timestep, guidance }: Pick<ForwardInputs, 'timestep' | 'guidance'>): TracedTensor {
+    return this.time_guidance_embed.call(timestep.mul(1000), guidance?.mul(1000))
+  }
+
+  #modulations(temb: TracedTensor) {
+    const image = this.double_stream_modulation_img.call(temb)
+    const text = this.double_stream_modulation_txt.call(temb)
+    const [single] = this.single_stream_modulation.call(temb) as [Modulation]
+    return { image, text, single }
+  }
+
+  /** @param skipped - image tokens that nothing is predicted for, the first of them */
+  #blocks(
+    inputs: ForwardInputs,
+    temb: TracedTensor,
+    modulations: Modulations,
+    tokens: TokenAttention,
+    skipped = 0,
+  ): ForwardOutputs {
+    const context = { cos: inputs.rotary_cos, sin: inputs.rotary_sin, tokens }
     let streams = {
       image: this.x_embedder.call(inputs.hidden_states),
       text: this.context_embedder.call(inputs.encoder_hidden_states),
     }
     const doubleBlocks: Streams[] = []
     for (const block of this.transformer_blocks) {
-      streams = block.call(streams, imageModulations, textModulations, rotary)
+      streams = block.call(streams, modulations.image, modulations.text, context)
       doubleBlocks.push(streams)
     }
     let joined = concat([streams.text, streams.image], 1)
     const singleBlocks: TracedTensor[] = []
     for (const block of this.single_transformer_blocks) {
-      joined = block.call(joined, singleModulation, rotary)
+      joined = block.call(joined, modulations.single, context)
       singleBlocks.push(joined)
     }
-    const image = joined.slice(1, streams.text.size(1))
+    const image = joined.slice(1, streams.text.size(1) + skipped)
     return { sample: this.proj_out.call(this.norm_out.call(image, temb)), temb, doubleBlocks, singleBlocks }
   }
 
@@ -147,6 +213,66 @@ export class Flux2Transformer2DModel extends ModelMixin {
       options,
     )
     return sample as Tensor
+  }
+
+  /**
+   * The first step with reference images, whose tokens come before those of the picture in `hiddenStates` and `imgIds`.
+   * Later steps leave them out and take the cache instead, of which the caller disposes.
+   *
+   * @returns the velocity of the picture's tokens, float32 `[batch, imageTokens - referenceTokens, outChannels]`
+   * @throws RankwiseError `TRANSFORMER_INPUT`, `ABORTED`, and those of the backend and the collectives
+   */
+  async extractReferences(
+    inputs: Flux2ReferenceInputs,
+    options?: RunOptions,
+  ): Promise<{ readonly sample: Tensor; readonly cache: Flux2ReferenceCache }> {
+    const { referenceTokens } = inputs
+    requireReferences(inputs)
+    const names = this.#cacheNames()
+    const { outputs, retained } = await this.executeRetaining(
+      `extractReferences[${referenceTokens}]`,
+      this.tensorsOf(inputs),
+      names,
+      (traced) => {
+        const { sample, keyValues } = this.#forwardReferences(traced, referenceTokens)
+        const tensors = keyValues.flatMap(({ keys, values }) => [keys, values])
+        return { sample, ...Object.fromEntries(names.map((name, i) => [name, tensors[i] as TracedTensor])) }
+      },
+      options,
+    )
+    return { sample: outputs.sample as Tensor, cache: new Flux2ReferenceCache(referenceTokens, retained) }
+  }
+
+  /**
+   * A step after the first with reference images: predicts as `run` does, from what `extractReferences` left behind.
+   *
+   * @throws RankwiseError `TRANSFORMER_INPUT`, `TENSOR_DISPOSED` when the cache was disposed, `ABORTED`, and those of the
+   *   backend and the collectives
+   */
+  async runCached(inputs: Flux2TransformerInputs, cache: Flux2ReferenceCache, options?: RunOptions): Promise<Tensor> {
+    const names = this.#cacheNames()
+    const { sample } = await this.execute(
+      'runCached',
+      { ...this.tensorsOf(inputs), ...cache.tensors },
+      (traced) => {
+        const tensors = names.map((name) => (traced as Readonly<Record<string, TracedTensor>>)[name] as TracedTensor)
+        const extracted = Array.from({ length: tensors.length / 2 }, (_, i) => ({
+          keys: tensors[2 * i] as TracedTensor,
+          values: tensors[2 * i + 1] as TracedTensor,
+        }))
+        const temb = this.#embedTime(traced)
+        const tokens = new ReferenceReuse(traced.encoder_hidden_states.size(1), extracted)
+        return { sample: this.#blocks(traced, temb, this.#modulations(temb), tokens).sample }
+      },
+      options,
+    )
+    return sample as Tensor
+  }
+
+  /** Of the keys and values of all blocks, in their order. */
+  #cacheNames(): readonly string[] {
+    const blocks = this.transformer_blocks.length + this.single_transformer_blocks.length
+    return Array.from({ length: blocks }, (_, i) => [`keys.${i}`, `values.${i}`]).flat()
   }
 
   /** The graph's inputs: checked, with rotary tables for the position ids. */
@@ -208,6 +334,16 @@ export class Flux2Transformer2DModel extends ModelMixin {
       })
     }
   }
+}
+
+function requireReferences({ referenceTokens, hiddenStates }: Flux2ReferenceInputs): void {
+  const imageTokens = hiddenStates.shape[1] as number
+  if (Number.isInteger(referenceTokens) && referenceTokens > 0 && referenceTokens < imageTokens) return
+  throw new RankwiseError('TRANSFORMER_INPUT', 'there are not as many reference tokens', {
+    where: 'referenceTokens',
+    actual: { referenceTokens, imageTokens },
+    rule: 'at least one image token is of a reference, and at least one is not',
+  })
 }
 
 /** Position ids of text tokens, then image tokens. */

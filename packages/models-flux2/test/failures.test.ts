@@ -18,9 +18,17 @@ const DISAGREEING = new URL('workers/different-requests.ts', import.meta.url)
 
 describe('ranks that are asked for different pictures', () => {
   it('all say so, and can go on', async () => {
-    const asked: Disagreement[] = ['prompt', 'sigmas', 'guidance']
+    const asked: Disagreement[] = ['prompt', 'seed', 'size', 'sigmas', 'guidance']
     const ranks = await onRanks<readonly string[]>(2, DISAGREEING, asked)
     expect(ranks).toEqual(ranks.map(() => asked.map(() => 'OPTIONS_DIFFER')))
+  })
+
+  it('are told by all when one of them cannot draw, and can go on', async () => {
+    const ranks = await onRanks<readonly string[]>(2, DISAGREEING, ['failure', 'prompt'])
+    expect(ranks).toEqual([
+      ['CALL_FAILED_ELSEWHERE', 'OPTIONS_DIFFER'],
+      ['OPTION_INVALID', 'OPTIONS_DIFFER'],
+    ])
   })
 
   it('fail together when one fails between two exchanges and lives on', async () => {

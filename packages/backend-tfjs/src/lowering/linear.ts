@@ -18,15 +18,29 @@ function linear({ engine, outputs: [result] }: RuleContext<object>, x: Operand, 
   return [engine.reshape(product, shape)]
 }
 
+type EmbeddingAttributes = { readonly before?: number; readonly after?: number }
+
 /** Looks rows up before they are cast or moved: a table has many more than a prompt has tokens. */
-function embedding({ engine, outputs: [result] }: RuleContext<object>, ids: Operand, table: Operand) {
+function embedding(
+  { engine, attributes: { before = 0, after = 0 }, outputs: [result] }: RuleContext<EmbeddingAttributes>,
+  ids: Operand,
+  table: Operand,
+) {
   requireEntries(engine.read(ids.ref) as Int32Array, table.shape[0] as number)
   const { ref, order } = table.stored ?? { ref: table.ref, order: [0, 1] }
   const isTransposed = order[0] === 1
   const flat = engine.reshape(ids.ref, [sizeOf(ids.shape)])
   const found = engine.gather(ref, flat, isTransposed ? 1 : 0)
   const rows = isTransposed ? engine.transpose(found, [1, 0]) : found
-  return [engine.reshape(rows.dtype === 'bfloat16' ? engine.cast(rows, 'float32') : rows, result?.shape ?? [])]
+  const cast = rows.dtype === 'bfloat16' ? engine.cast(rows, 'float32') : rows
+  const padded =
+    before === 0 && after === 0
+      ? cast
+      : engine.pad(cast, [
+          [0, 0],
+          [before, after],
+        ])
+  return [engine.reshape(padded, result?.shape ?? [])]
 }
 
 /** WebAssembly and GPUs do not notice ids outside of the table. @throws RankwiseError `EMBEDDING_ID` */

@@ -3,17 +3,19 @@ import { access, realpath } from 'node:fs/promises'
 import { dirname, resolve } from 'node:path'
 import { checkPlan, RankwiseError } from '@rankwise/core'
 import { callOptions, directory as demoDirectory } from '@rankwise/demo-flux2'
+import { Image } from '@rankwise/diffusion'
 import { Flux2Transformer2DModel } from '@rankwise/models-flux2'
 import { Command, Option } from 'commander'
 import { BACKEND_NAMES } from '../backends.ts'
 import { type GenerationRequest, generate } from '../generation.ts'
 import { launch } from '../launcher.ts'
-import { finiteNumber, integer, seed } from '../parse-options.ts'
+import { collect, finiteNumber, integer, seed } from '../parse-options.ts'
 import { formatSummary } from '../summary.ts'
 import { readTransformerConfig } from '../transformer-config.ts'
 
 interface GenerateOptions {
   readonly prompt: string
+  readonly image?: readonly string[]
   readonly tp: number
   readonly backend: string
   readonly threads?: number
@@ -36,6 +38,7 @@ export function generateCommand(): Command {
         'pipeline as diffusers writes it: a folder, or an id on a hub (default: the demo pipeline)',
       )
       .option('--prompt <text>', 'what to draw', 'a cat on a blue background')
+      .option('--image <file>', 'reference image, PNG or JPEG; several times for several', collect)
       .option('--tp <n>', 'ranks that share the transformer', integer(1), 1)
       .option('--backend <name>', `what computes: ${BACKEND_NAMES.join(', ')}`, 'ort')
       .option('--threads <n>', 'threads of each rank (default: all cores, shared out)', integer(1, 1024))
@@ -55,6 +58,7 @@ export function generateCommand(): Command {
 async function run(pipeline: string | undefined, options: GenerateOptions): Promise<void> {
   const request = await requestOf(pipeline, options)
   await requireWritable(request.out)
+  await requireReadable(options.image ?? [])
   if (process.env.RANK === undefined && options.tp > 1) {
     await checkDegree(request)
     // Every rank runs this same command; with RANK set it takes the other branch.
@@ -70,6 +74,7 @@ async function run(pipeline: string | undefined, options: GenerateOptions): Prom
 async function requestOf(pipeline: string | undefined, options: GenerateOptions): Promise<GenerationRequest> {
   const directory = pipeline ?? demoDirectory
   const given = {
+    image: options.image,
     height: options.height,
     width: options.width,
     numInferenceSteps: options.steps,
@@ -104,6 +109,11 @@ async function requireWritable(out: string): Promise<void> {
   await access(folder, constants.W_OK).catch((cause: unknown) => {
     throw new RankwiseError('OUTPUT_FOLDER', 'nothing can be written there', { where: folder, cause })
   })
+}
+
+/** Refuses reference images before a model is loaded. @throws RankwiseError `IMAGE_READ`, `IMAGE_FORMAT`, `IMAGE_TOO_LARGE` */
+async function requireReadable(images: readonly string[]): Promise<void> {
+  for (const path of images) await Image.open(path)
 }
 
 /** Refuses a degree once, before ranks are started that would all say the same. */

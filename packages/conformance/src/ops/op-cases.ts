@@ -95,6 +95,9 @@ const linear = [
   withAttributes('embedding', [Tensor.int32([], [1]), normal([2, 1], 13)]),
   withAttributes('embedding', [Tensor.int32([0], []), normal([5, 7], 14)]),
   withAttributes('embedding', [Tensor.int32([1, 4], [0, 1, 2, 3]), normal([4, 0], 15)]),
+  withAttributes('embedding', [Tensor.int32([2, 3], [4, 0, 2, 2, 1, 3]), normal([5, 7], 12)], { before: 7, after: 14 }),
+  withAttributes('embedding', [Tensor.int32([3], [1, 0, 1]), normal([2, 5], 16)], { before: 5, after: 0 }),
+  withAttributes('embedding', [Tensor.int32([2, 1], [1, 0]), normal([2, 5], 17)], { before: 0, after: 5 }),
 ]
 
 const movement = [

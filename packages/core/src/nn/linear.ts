@@ -11,6 +11,8 @@ export interface LinearOptions {
   readonly packedColBlocks?: readonly number[]
   /** Sizes of the joined inputs along the columns of the weight, for a `packedRowwise()` style without blocks. */
   readonly packedRowBlocks?: readonly number[]
+  /** Number of heads that the rows of the weight are, for a `colwiseHeads()` style without them. */
+  readonly heads?: number
 }
 
 /** `x @ weight.T + bias` with weight `[outFeatures, inFeatures]`, as torch stores it. */
@@ -19,6 +21,7 @@ export class Linear extends Module {
   readonly bias: Parameter | undefined
   readonly packedColBlocks: readonly number[] | undefined
   readonly packedRowBlocks: readonly number[] | undefined
+  readonly heads: number | undefined
 
   constructor(inFeatures: number, outFeatures: number, options: LinearOptions = {}) {
     super()
@@ -26,6 +29,7 @@ export class Linear extends Module {
     this.bias = (options.bias ?? true) ? new Parameter([outFeatures]) : undefined
     this.packedColBlocks = options.packedColBlocks
     this.packedRowBlocks = options.packedRowBlocks
+    this.heads = options.heads
   }
 
   /** x `[.., inFeatures]` to `[.., outFeatures]`. */

@@ -1,6 +1,6 @@
 import type { TensorType } from '../graph.ts'
 import { defineOp, type PlacementContext, shapeError } from '../op.ts'
-import { type Placement, REPLICATED, type Shard } from '../placement.ts'
+import { isShared, type Placement, partsOf, REPLICATED, type Shard } from '../placement.ts'
 import { sizeOf } from '../tensor.ts'
 
 type AttentionAttributes = { scale: number; causal: boolean }
@@ -64,7 +64,21 @@ function placeAttention(context: PlacementContext): Placement {
       "mark the projections of q, k and v 'colwise' together",
     )
   }
+  if (!headsMeet(context, placements)) {
+    context.illegal(
+      'PLACEMENT_ATTENTION_HEADS',
+      'ranks that share heads share whole ones, of k and v alike, and have queries of their own',
+      "mark the projection of q 'colwise' and those of k and v with colwiseHeads of their number of heads",
+    )
+  }
   return placements[0] as Placement
+}
+
+/** Whether every rank has the heads of keys and values that its queries read. */
+function headsMeet({ inputs, tpDegree }: PlacementContext, [q, k, v]: readonly Shard[]): boolean {
+  if (q === undefined || k === undefined || v === undefined || isShared(q, tpDegree)) return false
+  if (partsOf(k, tpDegree) !== partsOf(v, tpDegree)) return false
+  return !isShared(k, tpDegree) || k.heads === inputs[1]?.shape[2]
 }
 
 type RopeAttributes = { interleaved: boolean }

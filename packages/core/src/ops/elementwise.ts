@@ -24,13 +24,13 @@ function placeBroadcast(context: PlacementContext, placements: readonly Placemen
   const rank = context.outputs[0]?.shape.length ?? 0
   const aligned = placements.map((placement, i) => {
     if (placement.kind !== 'shard') return undefined
-    return shard(placement.dim + rank - context.input(i).shape.length, placement.blocks)
+    return shard(placement.dim + rank - context.input(i).shape.length, placement.blocks, placement.heads)
   })
   const sharded = aligned.find((placement) => placement !== undefined)
   if (sharded === undefined) return REPLICATED
   for (const [i, placement] of aligned.entries()) {
     const { shape } = context.input(i)
-    const alike = placement?.dim === sharded.dim && sameBlocks(placement.blocks, sharded.blocks)
+    const alike = placement?.dim === sharded.dim && sameBlocks(placement, sharded)
     const broadcast = placement === undefined && (shape[sharded.dim - rank + shape.length] ?? 1) === 1
     if (!alike && !broadcast) {
       context.illegal(

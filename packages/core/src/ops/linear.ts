@@ -1,6 +1,6 @@
 import type { TensorType } from '../graph.ts'
-import { defineOp, type PlacementContext, shapeError } from '../op.ts'
-import { PARTIAL, type Placement, REPLICATED, type Shard, sameBlocks, shard } from '../placement.ts'
+import { defineOp, type PlacedType, type PlacementContext, shapeError } from '../op.ts'
+import { isShared, PARTIAL, type Placement, REPLICATED, type Shard, sameBlocks, shard } from '../placement.ts'
 import { sizeOf } from '../tensor.ts'
 
 /** `x @ weight.T`, with x `[..., in]` and torch's weight `[out, in]`. A bias is an `add` of its own. */
@@ -48,7 +48,7 @@ function placeColwise(context: PlacementContext, weight: Shard): Placement {
       "an input that is already sharded is completed by 'rowwise' (after split heads: the output projection)",
     )
   }
-  return shard((context.outputs[0] as TensorType).shape.length - 1, weight.blocks)
+  return shard((context.outputs[0] as TensorType).shape.length - 1, weight.blocks, weight.heads)
 }
 
 function placeRowwise(context: PlacementContext, weight: Shard): Placement {
@@ -65,7 +65,14 @@ function placeRowwise(context: PlacementContext, weight: Shard): Placement {
       "mark the producer 'colwise', or use 'rowwise_split_input'",
     )
   }
-  if (!sameBlocks(x.blocks, weight.blocks)) {
+  if (isShared(x, context.tpDegree)) {
+    context.illegal(
+      'PLACEMENT_ROWWISE_SHARED',
+      'what several ranks hold would be added several times',
+      "mark the producer 'colwise', which gives every rank elements of its own",
+    )
+  }
+  if (!sameBlocks(x, weight)) {
     context.illegal(
       'PLACEMENT_ROWWISE_BLOCKS',
       `a row-wise weight and its input are split into the same blocks (input ${x.blocks.join('|')}, weight ${weight.blocks.join('|')})`,
@@ -75,21 +82,38 @@ function placeRowwise(context: PlacementContext, weight: Shard): Placement {
   return PARTIAL
 }
 
-/** Rows of a table `[entries, width]` by int32 ids `[...]`. */
-defineOp({
+type EmbeddingAttributes = { before?: number; after?: number }
+
+/**
+ * Rows of a table `[entries, width]` by int32 ids `[...]`, with `before` and `after` zeros around each: a rank that has
+ * some columns of a table fills its row up to a summand of the whole one.
+ */
+defineOp<EmbeddingAttributes>({
   name: 'embedding',
-  infer([ids, table]) {
+  infer([ids, table], { before = 0, after = 0 }) {
     const [index, rows] = [ids as TensorType, table as TensorType]
     if (index.dtype !== 'int32' || rows.shape.length !== 2) {
       throw shapeError('embedding', [index, rows], 'ids are int32 and the table is [entries, width]')
     }
-    return [{ dtype: rows.dtype, shape: [...index.shape, rows.shape[1] as number] }]
+    return [{ dtype: rows.dtype, shape: [...index.shape, before + (rows.shape[1] as number) + after] }]
   },
   place(context) {
-    if (context.placement(0).kind !== 'replicated' || context.placement(1).kind !== 'replicated') {
-      context.illegal('PLACEMENT_EMBEDDING', 'ids and table are replicated', 'take the embedding out of the plan')
+    const table = context.placement(1)
+    const byColumns = table.kind === 'shard' && table.dim === 1 && table.blocks.length === 1
+    if (context.placement(0).kind !== 'replicated' || (table.kind !== 'replicated' && !byColumns)) {
+      context.illegal(
+        'PLACEMENT_EMBEDDING',
+        'ids are replicated, and the table is replicated or sharded over its columns',
+        "mark the embedding 'colwise', or take it out of the plan",
+      )
     }
-    return [REPLICATED]
+    return [byColumns ? PARTIAL : REPLICATED]
+  },
+  localize(attributes, { rank, tpDegree, inputs }) {
+    const { placement, shape } = inputs[1] as PlacedType
+    if (placement.kind !== 'shard' || tpDegree === 1) return attributes
+    const width = shape[1] as number
+    return { before: (rank * width) / tpDegree, after: ((tpDegree - 1 - rank) * width) / tpDegree }
   },
   cost: () => ({ flops: 0 }),
 })

@@ -1,6 +1,16 @@
 import type { Attributes, TensorType } from '../graph.ts'
 import { defineOp, type PlacedType, type PlacementContext, shapeError } from '../op.ts'
-import { PARTIAL, type Placement, REPLICATED, type Shard, sameBlocks, shard } from '../placement.ts'
+import {
+  isShared,
+  localShape,
+  PARTIAL,
+  type Placement,
+  partsOf,
+  REPLICATED,
+  type Shard,
+  sameBlocks,
+  shard,
+} from '../placement.ts'
 import { type Shape, sizeOf } from '../tensor.ts'
 
 const free = () => ({ flops: 0 })
@@ -35,7 +45,7 @@ defineOp<ReshapeAttributes>({
 })
 
 function localSize({ shape, placement }: PlacedType, tpDegree: number): Shape {
-  return placement.kind === 'shard' ? shape.map((size, i) => (i === placement.dim ? size / tpDegree : size)) : shape
+  return localShape(shape, placement, tpDegree)
 }
 
 /**
@@ -43,12 +53,14 @@ function localSize({ shape, placement }: PlacedType, tpDegree: number): Shape {
  * `[.., heads, headDim]` and back. The sharded dimension stays the outermost of its group, so a rank's elements stay
  * together.
  */
-function placeReshape(context: PlacementContext, { dim, blocks }: Shard): Placement {
+function placeReshape(context: PlacementContext, placement: Shard): Placement {
+  const { dim, blocks, heads } = placement
+  const parts = partsOf(placement, context.tpDegree)
   const input = context.input(0).shape
   const output = (context.outputs[0] as TensorType).shape
   for (const target of sameStart(input, dim, output)) {
     const scaled = blocks.map((size) => (size * (output[target] as number)) / (input[dim] as number))
-    if (scaled.every((size) => size > 0 && size % context.tpDegree === 0)) return shard(target, scaled)
+    if (scaled.every((size) => size > 0 && size % parts === 0)) return shard(target, scaled, heads)
   }
   return context.illegal(
     'PLACEMENT_RESHAPE',
@@ -84,7 +96,7 @@ defineOp<TransposeAttributes>({
   place(context) {
     const placement = context.placement(0)
     if (placement.kind !== 'shard') return [placement]
-    return [shard(context.attributes.permutation.indexOf(placement.dim), placement.blocks)]
+    return [shard(context.attributes.permutation.indexOf(placement.dim), placement.blocks, placement.heads)]
   },
   cost: free,
 })
@@ -105,6 +117,7 @@ defineOp<SplitAttributes>({
     const { dim, sizes } = context.attributes
     const placement = context.placement(0)
     if (placement.kind !== 'shard' || placement.dim !== dim) return sizes.map(() => placement)
+    requireOwnParts(context, placement)
     return splitBlocks(context, placement, sizes).map((blocks) => shard(dim, blocks))
   },
   localize: ({ dim }, { outputs, tpDegree }) => ({
@@ -113,6 +126,16 @@ defineOp<SplitAttributes>({
   }),
   cost: free,
 })
+
+/** Where ranks share heads, what is split or joined along them would no longer be in the order of the ranks. */
+function requireOwnParts(context: PlacementContext, placement: Shard): void {
+  if (!isShared(placement, context.tpDegree)) return
+  context.illegal(
+    'PLACEMENT_SHARED_HEADS',
+    'a dimension whose heads ranks share is neither split nor joined with another',
+    "mark the producer 'colwise', or choose a degree that is not more than its heads",
+  )
+}
 
 /** Deals the blocks of a sharded dimension out to the pieces of a split; a piece holds whole blocks. */
 function splitBlocks(context: PlacementContext, { blocks }: Shard, sizes: readonly number[]): number[][] {
@@ -167,9 +190,7 @@ function placeShardedConcat(context: PlacementContext<ConcatAttributes>, placeme
   const { dim } = context.attributes
   const shards = placements.filter((placement) => placement.kind === 'shard')
   const [first] = shards as [Shard]
-  const alike = shards.every(
-    (other) => other.dim === first.dim && (first.dim === dim || sameBlocks(other.blocks, first.blocks)),
-  )
+  const alike = shards.every((other) => other.dim === first.dim && (first.dim === dim || sameBlocks(other, first)))
   if (shards.length !== placements.length || !alike) {
     context.illegal(
       'PLACEMENT_CONCAT',
@@ -177,6 +198,7 @@ function placeShardedConcat(context: PlacementContext<ConcatAttributes>, placeme
       'give all their producers the same style (for joint attention: q, k, v of both streams)',
     )
   }
+  if (first.dim === dim) for (const placement of shards) requireOwnParts(context, placement)
   return first.dim === dim
     ? shard(
         dim,

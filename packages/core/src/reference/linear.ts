@@ -24,13 +24,18 @@ export function dot(a: Float64Array, startA: number, b: Float64Array, startB: nu
 }
 
 /**
- * Rows of `table [entries, width]` by ids.
+ * Rows of `table [entries, width]` by ids, with zeros around each.
  *
  * @throws RankwiseError `EMBEDDING_ID` when an id is not an entry of the table
  */
-export function embedding(_attributes: object, ids: Float64Tensor, table: Float64Tensor): readonly Float64Tensor[] {
+export function embedding(
+  { before = 0, after = 0 }: { readonly before?: number; readonly after?: number },
+  ids: Float64Tensor,
+  table: Float64Tensor,
+): readonly Float64Tensor[] {
   const [entries, width] = table.shape as readonly [number, number]
-  const result = Tensor.zeros('float64', [...ids.shape, width])
+  const padded = before + width + after
+  const result = Tensor.zeros('float64', [...ids.shape, padded])
   for (const [i, id] of ids.data.entries()) {
     if (id < 0 || id >= entries) {
       throw new RankwiseError('EMBEDDING_ID', `the id ${id} is outside of the table`, {
@@ -38,7 +43,7 @@ export function embedding(_attributes: object, ids: Float64Tensor, table: Float6
         rule: 'ids are at least 0 and less than the number of entries',
       })
     }
-    result.data.set(table.data.subarray(id * width, (id + 1) * width), i * width)
+    result.data.set(table.data.subarray(id * width, (id + 1) * width), i * padded + before)
   }
   return [result]
 }

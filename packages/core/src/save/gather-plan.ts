@@ -1,5 +1,5 @@
 import type { ShardRun } from '../checkpoint/shard-layout.ts'
-import type { Shard, ShardSlices } from '../placement.ts'
+import { partOf, partsOf, type Shard, type ShardSlices } from '../placement.ts'
 import type { Shape } from '../tensor.ts'
 
 /** How the piece of a tensor that one rank saved contributes to a part of the tensor at another degree. */
@@ -56,8 +56,7 @@ function axisOf(
   dim: number,
   { saved, savedDegree, rank, wanted }: Omit<GatherOptions, 'shape' | 'itemBytes'>,
 ): Axis {
-  const inPiece =
-    saved?.dim === dim ? savedIndices(saved.blocks, rank, savedDegree) : [{ index: 0, at: 0, length: size }]
+  const inPiece = saved?.dim === dim ? savedIndices(saved, rank, savedDegree) : [{ index: 0, at: 0, length: size }]
   const inPart = wanted?.dim === dim ? wantedIndices(wanted.ranges) : [{ index: 0, at: 0, length: size }]
   return { sourceSize: lengthOf(inPiece), targetSize: lengthOf(inPart), spans: joined(common(inPiece, inPart)) }
 }
@@ -70,11 +69,12 @@ interface Indices {
 }
 
 /** A rank has the same fraction of every block. */
-function savedIndices(blocks: readonly number[], rank: number, degree: number): readonly Indices[] {
+function savedIndices(saved: Shard, rank: number, degree: number): readonly Indices[] {
+  const [parts, part] = [partsOf(saved, degree), partOf(saved, rank, degree)]
   let start = 0
-  return blocks.map((block) => {
-    const length = block / degree
-    const indices = { index: start + rank * length, at: start / degree, length }
+  return saved.blocks.map((block) => {
+    const length = block / parts
+    const indices = { index: start + part * length, at: start / parts, length }
     start += block
     return indices
   })

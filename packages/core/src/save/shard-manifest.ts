@@ -5,10 +5,19 @@ import { whereIs } from '../checkpoint/tensor-info.ts'
 import { DTYPES } from '../dtype.ts'
 import { RankwiseError } from '../errors.ts'
 import type { TensorType } from '../graph.ts'
-import { localShape, REPLICATED, type Replicated, type Shard, shard } from '../placement.ts'
+import {
+  headsDivide,
+  localShape,
+  partOf,
+  partsOf,
+  REPLICATED,
+  type Replicated,
+  type Shard,
+  shard,
+} from '../placement.ts'
 import type { Shape } from '../tensor.ts'
 
-/** How a saved parameter lies over the ranks' files; what is replicated lies in that of rank 0 alone. */
+/** How a saved parameter lies over the ranks' files; what several ranks hold lies in that of the first of them alone. */
 export interface SavedParameter extends TensorType {
   /** Whole. */
   readonly shape: Shape
@@ -52,7 +61,9 @@ const MANIFEST = z.object({
     z.object({
       dtype: z.enum(DTYPES),
       shape: z.array(count),
-      shard: z.object({ dim: count, blocks: z.array(z.int().positive()).min(1) }).optional(),
+      shard: z
+        .object({ dim: count, blocks: z.array(z.int().positive()).min(1), heads: z.int().positive().optional() })
+        .optional(),
     }),
   ),
 })
@@ -62,7 +73,7 @@ export function formatManifest({ saveId, tpDegree, files, parameters }: ShardMan
   const entries = [...parameters].map(([name, { dtype, shape, placement }]) => [
     name,
     placement.kind === 'shard'
-      ? { dtype, shape, shard: { dim: placement.dim, blocks: placement.blocks } }
+      ? { dtype, shape, shard: { dim: placement.dim, blocks: placement.blocks, heads: placement.heads } }
       : { dtype, shape },
   ])
   const manifest: z.input<typeof HEAD> & z.input<typeof MANIFEST> = {
@@ -102,10 +113,16 @@ export async function readManifest(path: string): Promise<ShardManifest> {
   }
   const entries = Object.entries(parameters).map(([name, { dtype, shape, shard: split }]) => {
     if (split !== undefined) checkSplit(split, shape, tpDegree, whereIs(path, name))
-    const placement = split === undefined ? REPLICATED : shard(split.dim, split.blocks)
+    const placement = split === undefined ? REPLICATED : shard(split.dim, split.blocks, split.heads)
     return [name, { dtype, shape, placement }] as const
   })
   return { saveId, tpDegree, files, parameters: new Map(entries) }
+}
+
+/** Whether a rank's file has a part of a parameter: of ranks that hold the same, the first one's has it. */
+export function isWriter(placement: SavedParameter['placement'], rank: number, tpDegree: number): boolean {
+  if (placement.kind === 'replicated') return rank === 0
+  return rank === 0 || partOf(placement, rank, tpDegree) !== partOf(placement, rank - 1, tpDegree)
 }
 
 /** The tensors of one rank's file. */
@@ -115,7 +132,7 @@ export function tensorsOfRank(
 ): ReadonlyMap<string, TensorType> {
   const tensors = new Map<string, TensorType>()
   for (const [name, { dtype, shape, placement }] of parameters) {
-    if (placement.kind === 'replicated' && rank > 0) continue
+    if (!isWriter(placement, rank, tpDegree)) continue
     tensors.set(name, { dtype, shape: localShape(shape, placement, tpDegree) })
   }
   return tensors
@@ -153,7 +170,7 @@ function parse<T>(schema: z.ZodType<T>, json: unknown, path: string): T {
 }
 
 function checkSplit(
-  { dim, blocks }: Pick<Shard, 'dim' | 'blocks'>,
+  { dim, blocks, heads }: z.output<typeof MANIFEST>['parameters'][string]['shard'] & {},
   shape: Shape,
   tpDegree: number,
   where: string,
@@ -162,7 +179,10 @@ function checkSplit(
   if (size !== shape[dim]) {
     throw malformed(where, `blocks [${blocks.join(', ')}] of dim ${dim} of [${shape.join(', ')}]`)
   }
-  const uneven = blocks.find((block) => block % tpDegree !== 0)
+  if (heads !== undefined && !headsDivide(heads, tpDegree))
+    throw malformed(where, `${heads} heads at degree ${tpDegree}`)
+  const parts = partsOf(shard(dim, blocks, heads), tpDegree)
+  const uneven = blocks.find((block) => block % parts !== 0)
   if (uneven !== undefined) throw malformed(where, `a block of ${uneven} at degree ${tpDegree}`)
 }
 

@@ -10,7 +10,7 @@ import type { ShardSlices } from '../placement.ts'
 import { byteSizeOf, sizeOf, Tensor } from '../tensor.ts'
 import { type GatherPlan, gatherPlan } from './gather-plan.ts'
 import { RankShards } from './rank-shards.ts'
-import { readManifest, type SavedParameter, type ShardManifest } from './shard-manifest.ts'
+import { isWriter, readManifest, type SavedParameter, type ShardManifest } from './shard-manifest.ts'
 import { manifestFile } from './weight-files.ts'
 
 /** Options of `ShardedCheckpoint.open`. */
@@ -105,8 +105,8 @@ export class ShardedCheckpoint implements WeightSource {
   #piecesOf(name: string, wanted: ShardSlices | undefined): readonly Piece[] {
     const { dtype, shape, placement } = this.#manifest.parameters.get(name) as SavedParameter
     const saved = placement.kind === 'shard' ? placement : undefined
-    const files = saved === undefined ? this.#files.slice(0, 1) : this.#files
-    return files.flatMap((shards, rank) => {
+    return this.#files.flatMap((shards, rank) => {
+      if (!isWriter(placement, rank, this.tpDegree)) return []
       const plan = gatherPlan({ shape, itemBytes: itemSize(dtype), saved, savedDegree: this.tpDegree, rank, wanted })
       return plan === undefined ? [] : [{ shards, plan }]
     })

@@ -56,7 +56,24 @@ const rangesCase = fc
     return { dtype, shape, placement, savedDegree, wanted: [{ dim, ranges }, undefined] }
   })
 
-export const gatherCase: fc.Arbitrary<GatherCase> = fc.oneof(degreesCase, rangesCase)
+/** Heads of which ranks share some, at the time of the save or of the load. */
+const headsCase = fc
+  .record({
+    dtype,
+    heads: fc.constantFrom(1, 2, 4),
+    headDim: fc.constantFrom(1, 3),
+    savedDegree: fc.constantFrom(1, 2, 4, 8),
+    degree: fc.constantFrom(1, 2, 4, 8),
+    dim: fc.constantFrom(0, 1),
+  })
+  .map(({ dtype, heads, headDim, savedDegree, degree, dim }): GatherCase => {
+    const size = heads * headDim
+    const placement = shard(dim, [size], heads)
+    const wanted = Array.from({ length: degree }, (_, rank) => shardSlices(placement, rank, degree))
+    return { dtype, shape: dim === 0 ? [size, 2] : [2, size], placement, savedDegree, wanted }
+  })
+
+export const gatherCase: fc.Arbitrary<GatherCase> = fc.oneof(degreesCase, rangesCase, headsCase)
 
 /** The bytes of a part of the tensor. */
 export function partBytes(

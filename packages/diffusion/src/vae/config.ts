@@ -23,6 +23,8 @@ export interface AutoencoderKLFlux2Config {
   readonly useQuantConv: boolean
   /** Whether a 1x1 convolution precedes the decoder. @default true */
   readonly usePostQuantConv: boolean
+  /** Side of a tile in pixels, unless `enableTiling` says otherwise. @default 1024 */
+  readonly sampleSize: number
   /** Added to the variance of the latents before its root. @default 1e-4 */
   readonly batchNormEps: number
 }
@@ -31,7 +33,7 @@ const DEFAULT_CHANNELS = [128, 256, 512, 512]
 
 const channels = z.array(z.int().positive()).min(1)
 
-// `sample_size` (tiling), `batch_norm_momentum` (training) and `force_upcast` (other pipelines) do not enter inference.
+// `batch_norm_momentum` (training) and `force_upcast` (other pipelines) do not enter inference.
 const schema = z
   .object({
     inChannels: z.int().positive().default(3),
@@ -47,6 +49,16 @@ const schema = z
     midBlockAddAttention: z.boolean().default(true),
     useQuantConv: z.boolean().default(true),
     usePostQuantConv: z.boolean().default(true),
+    // Of a list of sides, diffusers takes the first.
+    sampleSize: z
+      .union([
+        z.int().positive(),
+        z
+          .array(z.int().positive())
+          .min(1)
+          .transform((sides) => sides[0] as number),
+      ])
+      .default(1024),
     batchNormEps: z.number().positive().default(1e-4),
     // The statistics of the latents are those of 2x2 patches, and pipelines fold latents so.
     patchSize: z.tuple([z.literal(2), z.literal(2)]).default([2, 2]),

@@ -6,7 +6,7 @@ import { Generator } from '@rankwise/diffusion'
 import { runRank } from '@rankwise/fixtures'
 import { type Flux2KleinOptions, Flux2KleinPipeline } from '../../src/index.ts'
 
-export type Disagreement = 'prompt' | 'sigmas' | 'guidance' | 'callback'
+export type Disagreement = 'prompt' | 'seed' | 'size' | 'sigmas' | 'guidance' | 'failure' | 'callback'
 
 /** Codes with which the calls of this rank failed; `drawn` for one that did not. */
 runRank(async (disagreements: readonly Disagreement[]): Promise<readonly string[]> => {
@@ -16,8 +16,11 @@ runRank(async (disagreements: readonly Disagreement[]): Promise<readonly string[
   await using pipeline = await Flux2KleinPipeline.fromPretrained(directory, { backend, parallelConfig })
   const changes: Readonly<Record<Disagreement, Partial<Flux2KleinOptions<'image'>>>> = {
     prompt: { prompt: 'a rocket' },
+    seed: {},
+    size: { width: 32 },
     sigmas: { sigmas: [1, 0.4] },
     guidance: { guidanceScale: 2 },
+    failure: { numInferenceSteps: 0 },
     callback: {
       callbackOnStepEnd: () => {
         throw Object.assign(new Error('the callback failed'), { code: 'CALLBACK' })
@@ -26,7 +29,7 @@ runRank(async (disagreements: readonly Disagreement[]): Promise<readonly string[
   }
   const codes: string[] = []
   for (const disagreement of disagreements) {
-    const generator = new Generator().manualSeed(group.rank)
+    const generator = new Generator().manualSeed(disagreement === 'seed' ? group.rank : 0)
     const common = { ...callOptions, prompt: 'a cat', generator, numInferenceSteps: 2 }
     const options = group.rank === 1 ? { ...common, ...changes[disagreement] } : common
     const drawing = pipeline(options).then(

@@ -3,12 +3,27 @@ import { ort } from '@rankwise/backend-ort'
 import { initProcessGroup, type Tensor, TensorParallelConfig } from '@rankwise/core'
 import { Generator } from '@rankwise/diffusion'
 import { runRank } from '@rankwise/fixtures'
-import { type Flux2KleinOptions, Flux2KleinPipeline } from '../../src/index.ts'
+import {
+  type AnyFlux2Pipeline,
+  Flux2KleinKVPipeline,
+  type Flux2KleinOptions,
+  Flux2KleinPipeline,
+  Flux2Pipeline,
+  type TextEncoderPlacement,
+} from '../../src/index.ts'
+import { goldenImages } from '../golden-images.ts'
+
+const CLASSES = { Flux2Pipeline, Flux2KleinPipeline, Flux2KleinKVPipeline }
 
 export interface PipelineRun {
+  /** @default 'Flux2KleinPipeline' */
+  readonly type?: keyof typeof CLASSES
   readonly directory: string
+  /** Golden that has the reference images, and how many. */
+  readonly references?: readonly [golden: string, count: number]
   readonly seed: number
   readonly isDistilled?: boolean
+  readonly textEncoderPlacement?: TextEncoderPlacement
   readonly options: Flux2KleinOptions<'image'>
 }
 
@@ -21,14 +36,39 @@ export interface PipelineResult {
   readonly largestBuffers: ReadonlyMap<string, number>
 }
 
+type Load = (run: PipelineRun) => Promise<AnyFlux2Pipeline>
+
+/** Loads the pipeline of a run unless it is that of the run before. */
+function lastPipeline(load: Load): Load & AsyncDisposable {
+  let last: { readonly key: string; readonly pipeline: AnyFlux2Pipeline } | undefined
+  const dispose = async () => last?.pipeline.dispose()
+  const get = async (run: PipelineRun) => {
+    const { type, directory, isDistilled, textEncoderPlacement } = run
+    const key = JSON.stringify([type, directory, isDistilled, textEncoderPlacement])
+    if (last?.key === key) return last.pipeline
+    await dispose()
+    last = undefined
+    last = { key, pipeline: await load(run) }
+    return last.pipeline
+  }
+  return Object.assign(get, { [Symbol.asyncDispose]: dispose })
+}
+
 /** Runs pipelines on this rank; the test hears of every step. */
 runRank(async (runs: readonly PipelineRun[], ready): Promise<readonly PipelineResult[]> => {
   await using group = await initProcessGroup({ backend: 'local' })
   await using backend = await ort({ device: 'cpu', threads: 1 })
   const parallelConfig = new TensorParallelConfig({ tpDegree: group.worldSize })
+  await using pipelineOf = lastPipeline((run) => {
+    const { type = 'Flux2KleinPipeline', directory, isDistilled, textEncoderPlacement = 'replicated' } = run
+    const overrides = { textEncoderPlacement, ...(isDistilled === undefined ? {} : { isDistilled }) }
+    return CLASSES[type].fromPretrained(directory, { backend, parallelConfig, ...overrides })
+  })
   const results: PipelineResult[] = []
-  for (const { directory, seed, options, ...overrides } of runs) {
-    await using pipeline = await Flux2KleinPipeline.fromPretrained(directory, { backend, parallelConfig, ...overrides })
+  for (const run of runs) {
+    const { references, seed, options } = run
+    const pipeline = await pipelineOf(run)
+    const image = references === undefined ? {} : { image: await goldenImages(...references) }
     const latents: Float32Array[] = []
     const keep = (step: { readonly latents: Tensor<'float32'> }) => {
       ready()
@@ -36,10 +76,10 @@ runRank(async (runs: readonly PipelineRun[], ready): Promise<readonly PipelineRe
       return undefined
     }
     const generator = new Generator().manualSeed(seed)
-    const { images } = await pipeline({ ...options, generator, callbackOnStepEnd: keep })
+    const output = await pipeline.generate<'image'>({ ...options, ...image, generator, callbackOnStepEnd: keep })
     results.push({
       latents,
-      image: images[0].data,
+      image: output.images[0].data,
       largestBuffers: new Map(pipeline.transformer.loadReport.largestBuffers),
     })
   }

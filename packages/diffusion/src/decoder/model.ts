@@ -1,18 +1,18 @@
 import { Embedding, Module, ModuleList, type TracedTensor } from '@rankwise/core'
 import type { AttentionContext } from './attention.ts'
-import type { Qwen3Config } from './config.ts'
-import { Qwen3DecoderLayer } from './decoder-layer.ts'
+import type { DecoderConfig } from './config.ts'
+import { DecoderLayer } from './decoder-layer.ts'
 
 /** Token embedding and the first decoder layers, without the final norm. */
-export class Qwen3Model extends Module {
+export class DecoderModel extends Module {
   readonly embed_tokens: Embedding
-  readonly layers: ModuleList<Qwen3DecoderLayer>
+  readonly layers: ModuleList<DecoderLayer>
 
   /** @param depth - number of layers that are built */
-  constructor(config: Qwen3Config, depth: number) {
+  constructor(config: DecoderConfig, depth: number) {
     super()
     this.embed_tokens = new Embedding(config.vocabSize, config.hiddenSize)
-    this.layers = new ModuleList(Array.from({ length: depth }, () => new Qwen3DecoderLayer(config)))
+    this.layers = new ModuleList(Array.from({ length: depth }, () => new DecoderLayer(config)))
   }
 
   /**

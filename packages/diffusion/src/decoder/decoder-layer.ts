@@ -1,14 +1,14 @@
 import { Linear, Module, RMSNorm, type TracedTensor } from '@rankwise/core'
-import { type AttentionContext, Qwen3Attention } from './attention.ts'
-import type { Qwen3Config } from './config.ts'
+import { type AttentionContext, DecoderAttention } from './attention.ts'
+import type { DecoderConfig } from './config.ts'
 
 /** Feed-forward with a SiLU gate (Shazeer 2020, arXiv:2002.05202). */
-export class Qwen3MLP extends Module {
+export class DecoderMLP extends Module {
   readonly gate_proj: Linear
   readonly up_proj: Linear
   readonly down_proj: Linear
 
-  constructor({ hiddenSize, intermediateSize }: Qwen3Config) {
+  constructor({ hiddenSize, intermediateSize }: DecoderConfig) {
     super()
     this.gate_proj = new Linear(hiddenSize, intermediateSize, { bias: false })
     this.up_proj = new Linear(hiddenSize, intermediateSize, { bias: false })
@@ -22,16 +22,16 @@ export class Qwen3MLP extends Module {
 }
 
 /** One layer: attention and feed-forward, each normalised before and added to its input. */
-export class Qwen3DecoderLayer extends Module {
-  readonly self_attn: Qwen3Attention
-  readonly mlp: Qwen3MLP
+export class DecoderLayer extends Module {
+  readonly self_attn: DecoderAttention
+  readonly mlp: DecoderMLP
   readonly input_layernorm: RMSNorm
   readonly post_attention_layernorm: RMSNorm
 
-  constructor(config: Qwen3Config) {
+  constructor(config: DecoderConfig) {
     super()
-    this.self_attn = new Qwen3Attention(config)
-    this.mlp = new Qwen3MLP(config)
+    this.self_attn = new DecoderAttention(config)
+    this.mlp = new DecoderMLP(config)
     this.input_layernorm = new RMSNorm(config.hiddenSize, { eps: config.rmsNormEps })
     this.post_attention_layernorm = new RMSNorm(config.hiddenSize, { eps: config.rmsNormEps })
   }

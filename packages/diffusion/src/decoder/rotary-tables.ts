@@ -3,8 +3,9 @@ import { Tensor } from '@rankwise/core'
 const { fround } = Math
 
 /**
- * Rotary tables of positions 0 … tokens - 1, each `[tokens, headDim / 2]`, as transformers' `Qwen3RotaryEmbedding` computes them: frequencies `1 / theta ** (2i / headDim)` and
- * angles are rounded to float32 before the cosine, which moves an angle below position 512 by up to 3.7e-5.
+ * Rotary tables of positions 0 … tokens - 1, each `[tokens, headDim / 2]`, as transformers' rotary embeddings compute
+ * them: frequencies `1 / theta ** (2i / headDim)` and angles are rounded to float32 before the cosine, which moves an
+ * angle below position 512 by up to 3.7e-5.
  */
 export function rotaryTables(
   tokens: number,

@@ -1,0 +1,65 @@
+import { type Collectives, type Tensor, throwIfAborted } from '@rankwise/core'
+import { computeEmpiricalMu, FlowMatchEulerDiscreteScheduler, modelTimestep } from '@rankwise/diffusion'
+import type { DenoisingStep, Flux2CallOptions } from './generation-options.ts'
+import type { Request } from './request.ts'
+import { filled, type Velocity } from './velocity.ts'
+
+/** What a denoising goes through. */
+export interface Denoising {
+  /** At its first step. */
+  readonly scheduler: FlowMatchEulerDiscreteScheduler
+  readonly velocity: Velocity
+  /** Packed noise, float32 `[batch, tokens, channels]`. */
+  readonly noise: Tensor<'float32'>
+  /** int32 `[tokens, 4]` */
+  readonly ids: Tensor<'int32'>
+  readonly collectives: Collectives | undefined
+  readonly signal: AbortSignal | undefined
+  readonly callbackOnStepEnd: Flux2CallOptions['callbackOnStepEnd']
+}
+
+/**
+ * A schedule of its own for a picture of so many tokens, so that calls that overlap do not share a position in it.
+ *
+ * @throws RankwiseError `SCHEDULER_SIGMAS`
+ */
+export function scheduleFor(
+  { config }: FlowMatchEulerDiscreteScheduler,
+  imageTokens: number,
+  { numInferenceSteps, sigmas }: Pick<Request, 'numInferenceSteps' | 'sigmas'>,
+): FlowMatchEulerDiscreteScheduler {
+  const scheduler = new FlowMatchEulerDiscreteScheduler(config)
+  scheduler.setTimesteps({ numInferenceSteps, sigmas, mu: computeEmpiricalMu(imageTokens, numInferenceSteps) })
+  scheduler.setBeginIndex(0)
+  return scheduler
+}
+
+/**
+ * From noise to latents, float32 `[batch, tokens, channels]`, step by step. When a rank fails here, be it in its
+ * callback, the others fail as well instead of waiting for it.
+ */
+export async function* denoise(denoising: Denoising): AsyncGenerator<DenoisingStep, Tensor<'float32'>, void> {
+  const { scheduler, noise, ids, collectives, signal, callbackOnStepEnd } = denoising
+  using velocity = denoising.velocity
+  const totalSteps = scheduler.timesteps.length
+  const batch = noise.shape[0] as number
+  let latents = noise
+  try {
+    for (const [step, timestep] of scheduler.timesteps.entries()) {
+      throwIfAborted(signal)
+      const time = filled(batch, modelTimestep(timestep, 'float32'))
+      const predicted = await velocity.predict({ latents, ids, timestep: time, signal })
+      latents = scheduler.step(predicted, timestep, latents)
+      const replacement = await callbackOnStepEnd?.({ step, totalSteps, timestep, latents })
+      if (replacement !== undefined) {
+        latents = replacement.clone()
+        await collectives?.broadcast(latents, { source: 0, signal })
+      }
+      yield { step, totalSteps, timestep, latents }
+    }
+    return latents
+  } catch (error) {
+    collectives?.abort(error as Error)
+    throw error
+  }
+}
