@@ -11,6 +11,7 @@ import {
 } from '@rankwise/core'
 import { Generator, type Image } from '@rankwise/diffusion'
 import { type AnyFlux2Pipeline, DiffusionPipeline, type Flux2KleinOptions } from '@rankwise/models-flux2'
+import { AnonymousMemory } from './anonymous-memory.ts'
 import { createBackend } from './backends.ts'
 import { createProgress, silentProgress } from './progress.ts'
 import type { GenerationSummary, RankWeights } from './summary.ts'
@@ -31,6 +32,7 @@ export interface GenerationRequest {
 /** Draws on this rank. The summary is that of all ranks; only rank 0 shows progress and saves the picture. */
 export async function generate(request: GenerationRequest): Promise<GenerationSummary> {
   const started = performance.now()
+  using memory = new AnonymousMemory()
   await using group = await initProcessGroup({ backend: 'local' })
   if (group.rank === 0) reportTransport(group.collectives as LocalGroup)
   await using backend = await createBackend(request.backend, { threads: request.threads })
@@ -57,7 +59,7 @@ export async function generate(request: GenerationRequest): Promise<GenerationSu
       backend: backend.name,
       ranks: group.worldSize,
       seconds: { load: (loaded - started) / 1000, draw: (drawn - loaded) / 1000 },
-      transformer: await gatherWeights(group, pipeline.transformer.loadReport),
+      transformer: await gatherWeights(group, pipeline.transformer.loadReport, memory.peakBytes),
     }
   } finally {
     progress.stop()
@@ -78,15 +80,17 @@ function loadPipeline(
   return DiffusionPipeline.fromPretrained(directory, { backend, parallelConfig, onProgress })
 }
 
-/** Weight bytes of every rank, known to all of them. */
-async function gatherWeights(group: ProcessGroup, report: LoadReport): Promise<RankWeights> {
-  const own = new Tensor('float64', [1, 3], Float64Array.of(report.localBytes, report.readBytes, report.mappedBytes))
-  const { data } = await group.collectives.allGather(own)
-  const ranks = Array.from({ length: group.worldSize }, (_, rank) => ({
-    rank,
-    localBytes: Number(data[3 * rank]),
-    readBytes: Number(data[3 * rank + 1]),
-    mappedBytes: Number(data[3 * rank + 2]),
-  }))
-  return { fullBytes: report.fullBytes, ranks }
+/** Weight bytes and memory of every rank, known to all of them. */
+async function gatherWeights(
+  group: ProcessGroup,
+  { fullBytes, localBytes, readBytes, mappedBytes }: LoadReport,
+  peakAnonBytes = 0,
+): Promise<RankWeights> {
+  const own = Float64Array.of(localBytes, readBytes, mappedBytes, peakAnonBytes)
+  const { data } = await group.collectives.allGather(new Tensor('float64', [1, own.length], own))
+  const ranks = Array.from({ length: group.worldSize }, (_, rank) => {
+    const [local = 0, read = 0, mapped = 0, peak = 0] = [...data].slice(own.length * rank).map(Number)
+    return { rank, localBytes: local, readBytes: read, mappedBytes: mapped, peakAnonBytes: peak === 0 ? null : peak }
+  })
+  return { fullBytes, ranks }
 }

@@ -10,6 +10,8 @@ export interface RankWeights {
     readonly readBytes: number
     /** Left in the mapped file, which the ranks of a machine share. */
     readonly mappedBytes: number
+    /** Most memory that the rank took for itself, mapped files not counted; null where the system does not tell. */
+    readonly peakAnonBytes: number | null
   }[]
 }
 
@@ -30,9 +32,10 @@ export interface GenerationSummary {
 /** The summary for people. */
 export function formatSummary({ out, width, height, backend, ranks, seconds, transformer }: GenerationSummary): string {
   const { fullBytes } = transformer
-  const shares = transformer.ranks.map(({ rank, localBytes, readBytes, mappedBytes }) => {
+  const shares = transformer.ranks.map(({ rank, localBytes, readBytes, mappedBytes, peakAnonBytes }) => {
     const share = ((100 * localBytes) / fullBytes).toFixed(1)
-    return `  rank ${rank}: ${megabytes(localBytes)} of ${megabytes(fullBytes)} MB transformer weights (${share} %), ${megabytes(readBytes)} MB read, ${megabytes(mappedBytes)} MB mapped`
+    const peak = peakAnonBytes === null ? '' : `; at most ${megabytes(peakAnonBytes)} MB of anonymous memory`
+    return `  rank ${rank}: ${megabytes(localBytes)} of ${megabytes(fullBytes)} MB transformer weights (${share} %), ${megabytes(readBytes)} MB read, ${megabytes(mappedBytes)} MB mapped${peak}`
   })
   return [
     `${out}: ${width} x ${height} pixels on ${ranks} ${ranks === 1 ? 'rank' : 'ranks'} (${backend})`,

@@ -32,10 +32,12 @@ export { readConfig } from './read-config.ts'
 export * from './rendezvous.ts'
 export { RetainedTensor } from './retained-tensor.ts'
 export {
+  type SaveModelOptions,
   type SaveOptions,
   type SaveProgress,
   ShardedCheckpoint,
   type ShardedCheckpointOptions,
+  saveModel,
   type WriteSafetensorsOptions,
   writeSafetensors,
 } from './save/index.ts'
