@@ -1,9 +1,10 @@
-import type { LoadProgress } from '@rankwise/core'
+import type { LoadProgress, SaveProgress } from '@rankwise/core'
 import { MultiBar, Presets, type SingleBar } from 'cli-progress'
 
 /** Shows how far a generation has come. */
 export interface Progress {
   load(progress: LoadProgress): void
+  save(progress: SaveProgress): void
   step(done: number, total: number): void
   /** Leaves the terminal as it was; idempotent. */
   stop(): void
@@ -15,7 +16,7 @@ export function createProgress(stream: NodeJS.WriteStream = process.stderr): Pro
 }
 
 /** For ranks that others speak for. */
-export const silentProgress: Progress = { load: () => {}, step: () => {}, stop: () => {} }
+export const silentProgress: Progress = { load: () => {}, save: () => {}, step: () => {}, stop: () => {} }
 
 class BarProgress implements Progress {
   readonly #bars: MultiBar
@@ -28,12 +29,11 @@ class BarProgress implements Progress {
   }
 
   load({ component, loadedBytes, totalBytes }: LoadProgress): void {
-    this.#update(
-      `load ${component}`,
-      loadedBytes,
-      totalBytes,
-      `${megabytes(loadedBytes)} / ${megabytes(totalBytes)} MB`,
-    )
+    this.#updateBytes(`load ${component}`, loadedBytes, totalBytes)
+  }
+
+  save({ component, savedBytes, totalBytes }: SaveProgress): void {
+    this.#updateBytes(`write ${component}`, savedBytes, totalBytes)
   }
 
   step(done: number, total: number): void {
@@ -42,6 +42,10 @@ class BarProgress implements Progress {
 
   stop(): void {
     this.#bars.stop()
+  }
+
+  #updateBytes(name: string, bytes: number, total: number): void {
+    this.#update(name, bytes, total, `${megabytes(bytes)} / ${megabytes(total)} MB`)
   }
 
   #update(name: string, value: number, total: number, detail: string): void {
@@ -61,6 +65,10 @@ class LineProgress implements Progress {
 
   load({ component, loadedBytes, totalBytes }: LoadProgress): void {
     if (loadedBytes === totalBytes) this.#stream.write(`loaded ${component}: ${megabytes(totalBytes)} MB\n`)
+  }
+
+  save({ component, savedBytes, totalBytes }: SaveProgress): void {
+    if (savedBytes === totalBytes) this.#stream.write(`wrote ${component}: ${megabytes(totalBytes)} MB\n`)
   }
 
   step(done: number, total: number): void {

@@ -46,6 +46,11 @@ describe('rankwise generate', () => {
       backend: 'ort',
       ranks: tp,
     })
+    // The process alone takes more than 50 MB, and a model of 1 MB less than 2 GB.
+    for (const { peakAnonBytes } of summary.transformer.ranks) {
+      expect(peakAnonBytes).toBeGreaterThan(50e6)
+      expect(peakAnonBytes).toBeLessThan(2e9)
+    }
     const { fullBytes, ranks } = summary.transformer
     expect(ranks.map(({ rank }) => rank)).toEqual(Array.from({ length: tp }, (_, rank) => rank))
     // Embedders, modulations and norms are replicated: 23 % of this tiny model.
@@ -144,6 +149,12 @@ describe('rankwise generate', () => {
     const result = await rankwise('generate', '--out', join(folder, out))
     expect(result).toMatchObject({ code: 1, stdout: '' })
     expect(result.stderr).toMatch(new RegExp(`^\\[${code}\\]`))
+  })
+
+  it('draws with one pipeline, not with two', async () => {
+    const { code, stderr } = await rankwise('generate', demoDirectory, '--synthetic', 'flux2-klein-4b')
+    expect(code).toBe(1)
+    expect(stderr).toMatch(/^\[OPTION_CONFLICT\]/)
   })
 
   it('prints its options', async () => {

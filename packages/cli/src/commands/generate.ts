@@ -4,18 +4,20 @@ import { dirname, resolve } from 'node:path'
 import { checkPlan, RankwiseError } from '@rankwise/core'
 import { callOptions, directory as demoDirectory } from '@rankwise/demo-flux2'
 import { Image } from '@rankwise/diffusion'
-import { Flux2Transformer2DModel } from '@rankwise/models-flux2'
+import { type Flux2PresetName, Flux2Transformer2DModel } from '@rankwise/models-flux2'
 import { Command, Option } from 'commander'
 import { BACKEND_NAMES } from '../backends.ts'
 import { type GenerationRequest, generate } from '../generation.ts'
 import { launch } from '../launcher.ts'
 import { collect, finiteNumber, integer, seed } from '../parse-options.ts'
 import { formatSummary } from '../summary.ts'
+import { makeSyntheticPipeline, SYNTHETIC_NAMES } from '../synthetic.ts'
 import { readTransformerConfig } from '../transformer-config.ts'
 
 interface GenerateOptions {
   readonly prompt: string
   readonly image?: readonly string[]
+  readonly synthetic?: Flux2PresetName
   readonly tp: number
   readonly backend: string
   readonly threads?: number
@@ -39,6 +41,12 @@ export function generateCommand(): Command {
       )
       .option('--prompt <text>', 'what to draw', 'a cat on a blue background')
       .option('--image <file>', 'reference image, PNG or JPEG; several times for several', collect)
+      .addOption(
+        new Option(
+          '--synthetic <size>',
+          'a pipeline of random weights, to measure time and memory of a real size: written once, kept in the cache',
+        ).choices(SYNTHETIC_NAMES),
+      )
       .option('--tp <n>', 'ranks that share the transformer', integer(1), 1)
       .option('--backend <name>', `what computes: ${BACKEND_NAMES.join(', ')}`, 'ort')
       .option('--threads <n>', 'threads of each rank (default: all cores, shared out)', integer(1, 1024))
@@ -72,7 +80,7 @@ async function run(pipeline: string | undefined, options: GenerateOptions): Prom
 }
 
 async function requestOf(pipeline: string | undefined, options: GenerateOptions): Promise<GenerationRequest> {
-  const directory = pipeline ?? demoDirectory
+  const directory = await directoryOf(pipeline, options)
   const given = {
     image: options.image,
     height: options.height,
@@ -92,6 +100,17 @@ async function requestOf(pipeline: string | undefined, options: GenerateOptions)
     // The demo was trained for a small size; other pipelines have diffusers' defaults.
     call: { prompt: options.prompt, ...((await isDemo(directory)) ? callOptions : {}), ...chosen },
   }
+}
+
+/** @throws RankwiseError `OPTION_CONFLICT`, and those of `makeSyntheticPipeline` */
+async function directoryOf(pipeline: string | undefined, { synthetic }: GenerateOptions): Promise<string> {
+  if (synthetic === undefined) return pipeline ?? demoDirectory
+  if (pipeline === undefined) return makeSyntheticPipeline(synthetic)
+  throw new RankwiseError('OPTION_CONFLICT', 'there are two pipelines to draw with', {
+    where: '--synthetic',
+    actual: { pipeline, synthetic },
+    rule: 'give a pipeline or --synthetic',
+  })
 }
 
 /** Whether a folder is that of the demo, by whatever path. */
