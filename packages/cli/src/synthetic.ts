@@ -10,7 +10,7 @@ import { createProgress } from './progress.ts'
 export const SYNTHETIC_NAMES = Object.keys(FLUX2_PRESETS) as readonly Flux2PresetName[]
 
 /** Where the pipeline of a size is kept. */
-export function syntheticDirectory(name: Flux2PresetName): string {
+function syntheticDirectory(name: Flux2PresetName): string {
   return join(resolve(process.env.XDG_CACHE_HOME || join(homedir(), '.cache')), 'rankwise', 'synthetic', name)
 }
 

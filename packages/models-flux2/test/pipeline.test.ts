@@ -9,6 +9,9 @@ import { PIPELINE_CASES, type PipelineCase, WIDE_CASES } from './pipeline-cases.
 import type { PipelineResult } from './workers/pipeline.ts'
 
 const WORKER = new URL('workers/pipeline.ts', import.meta.url)
+/** A dozen runs of real processes: 10 s on two idle cores, over a minute on busy ones. */
+const RUNS_TIMEOUT_MS = 300_000
+
 /** At most 1 level apart, in at most 0.1 % of the bytes. */
 function expectSamePicture(actual: Uint8Array, expected: Uint8Array): void {
   expect(actual).toHaveLength(expected.length)
@@ -32,7 +35,7 @@ describe.each<[number, readonly PipelineCase[]]>([
 
   beforeAll(async () => {
     ranks = await onRanks(worldSize, WORKER, cases)
-  })
+  }, RUNS_TIMEOUT_MS)
 
   it.each(cases.map((testCase, index) => ({ ...testCase, index })))('$name agrees with diffusers', async (testCase) => {
     const result = ranks[0]?.[testCase.index] as PipelineResult
