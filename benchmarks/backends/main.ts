@@ -75,8 +75,8 @@ async function findEngines(): Promise<readonly Engine[]> {
   for (const name of options.backends) {
     const found = await findEngine(name, options.python)
     if ('engine' in found) engines.push(found.engine)
-    else if (isNamed('backends')) program.error(`--backends: ${name}: ${found.missing}`, { exitCode: 2 })
     else if (name === 'torch' && isNamed('python')) program.error(`--python: ${found.missing}`, { exitCode: 2 })
+    else if (isNamed('backends')) program.error(`--backends: ${name}: ${found.missing}`, { exitCode: 2 })
     console.log(`${name}: ${'missing' in found ? `skipped, ${found.missing}` : found.about}`)
   }
   return engines
