@@ -38,11 +38,12 @@ export async function findEngine(name: EngineName, python: string): Promise<Foun
 async function findNative(): Promise<Found> {
   try {
     await using backend = await tfjs({ engine: 'native', threads: 1, float32MatmulPrecision: 'medium' })
-    const { origin, float32MatmulPrecision } = backend.selection
+    const { origin, float32MatmulPrecision, multipliesBfloat16 } = backend.selection
     const dtypes = float32MatmulPrecision === 'medium' ? BLOCK_DTYPES : (['float32'] as const)
+    const use = multipliesBfloat16 ? 'multiplied so' : 'cast where it is used'
     return {
       engine: { name: 'tfjs-native', dtypes, command: rankCommand },
-      about: `of ${origin}, ${dtypes.join(' and ')}`,
+      about: `of ${origin}, ${dtypes.join(' and ')}${dtypes.length > 1 ? ` (${use})` : ''}`,
     }
   } catch (error) {
     return { missing: (error as Error).message }

@@ -3,7 +3,7 @@ export type BlockKind = 'single' | 'double'
 
 export const BLOCK_KINDS: readonly BlockKind[] = ['single', 'double']
 
-/** What matrices are multiplied in. float64 is what results are compared with. */
+/** What weights are kept in, and may be multiplied in. */
 export type BlockDType = 'float32' | 'bfloat16'
 
 export const BLOCK_DTYPES: readonly BlockDType[] = ['float32', 'bfloat16']
@@ -34,6 +34,7 @@ export interface Timing {
 /** What a process is told to run, as JSON: the same in Node and in Python. */
 export interface Job extends BlockCase {
   readonly backend: BackendName
+  /** float64 is what the others are compared with. */
   readonly dtype: BlockDType | 'float64'
   readonly threads: number
   /** Where the config, the weights and the inputs are; see block-files.ts. */

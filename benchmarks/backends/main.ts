@@ -31,7 +31,7 @@ const program = new Command('bench:backends')
   .option('--tokens <numbers>', 'tokens, a third of them text', tokenCounts, [768])
   .option('--tp <degrees>', 'degrees; rank 0 is run', degrees, [1, 2])
   .option('--threads <numbers>', 'threads of the process', positiveIntegers, [1])
-  .option('--dtypes <names>', 'what matrices are multiplied in', namesOf(BLOCK_DTYPES), BLOCK_DTYPES)
+  .option('--dtypes <names>', 'what weights are kept in', namesOf(BLOCK_DTYPES), BLOCK_DTYPES)
   .option('--repeat <n>', 'rounds, in which engines take turns', positiveInteger, 3)
   .option('--directory <folder>', 'where weights are kept', join(tmpdir(), 'rankwise-benchmarks'))
   .option('--json <file>', 'write the rows to a file')
@@ -54,8 +54,19 @@ try {
     const expected = await prepare(blockCase)
     for (const threads of options.threads) {
       const { dtypes, repeat } = options
-      const found = { engines, dtypes, threads, repeat, folder, temporary, expected, signal: interrupted.signal }
-      for (const row of await measureCase(blockCase, found)) {
+      const onProcess = (round: number, what: string) => console.error(`round ${round} of ${repeat}: ${what}`)
+      const how = {
+        engines,
+        dtypes,
+        threads,
+        repeat,
+        folder,
+        temporary,
+        expected,
+        signal: interrupted.signal,
+        onProcess,
+      }
+      for (const row of await measureCase(blockCase, how)) {
         rows.push(row)
         console.log(formatRow(row))
       }

@@ -18,13 +18,15 @@ export interface CaseOptions {
   readonly temporary: string
   readonly expected: Results
   readonly signal: AbortSignal
+  /** Called before every process, with the round (from 1) and what is measured. */
+  readonly onProcess?: (round: number, what: string) => void
   /** @default TIMING */
   readonly timing?: Timing
 }
 
 /** A row per engine and dtype that can run it. They take turns, so that a machine that slows down does so for all of them. */
 export async function measureCase(blockCase: BlockCase, options: CaseOptions): Promise<readonly Row[]> {
-  const { engines, dtypes, threads, repeat } = options
+  const { engines, dtypes, threads, repeat, onProcess } = options
   const contestants = dtypes.flatMap((dtype) =>
     engines
       .filter((engine) => engine.dtypes.includes(dtype) && threads <= (engine.mostThreads ?? threads))
@@ -32,7 +34,7 @@ export async function measureCase(blockCase: BlockCase, options: CaseOptions): P
   )
   for (let i = 0; i < repeat; i++) {
     for (const { engine, dtype, rounds } of contestants) {
-      console.error(`round ${i + 1} of ${repeat}: ${engine.name} ${dtype}`)
+      onProcess?.(i + 1, `${engine.name} ${dtype}`)
       rounds.push(await measure(engine, blockCase, dtype, options))
     }
   }

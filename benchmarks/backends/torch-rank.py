@@ -59,12 +59,16 @@ def own_share(name, weight, config, tp):
 def load_block(job, config, dtype):
     """diffusers' attention takes as many heads as its weights have, so a share runs in the same module as the whole."""
     block = make_block(config, job["block"])
-    weights = {}
-    for name, weight in load_file(os.path.join(job["folder"], f"{job['block']}.safetensors")).items():
-        name = name.removeprefix(PREFIXES[job["block"]])
+    prefix = PREFIXES[job["block"]]
+    weights = load_file(os.path.join(job["folder"], f"{job['block']}.safetensors"))
+    assert {name.removeprefix(prefix) for name in weights} == set(block.state_dict())
+    for name, weight in weights.items():
+        name = name.removeprefix(prefix)
         # A copy: the file is mapped.
-        weights[name] = own_share(name, weight, config, job["tp"]).to(dtype, copy=True)
-    block.load_state_dict(weights, assign=True)
+        share = own_share(name, weight, config, job["tp"]).to(dtype, copy=True)
+        module, _, parameter = name.rpartition(".")
+        # `load_state_dict` takes no other shapes.
+        setattr(block.get_submodule(module), parameter, torch.nn.Parameter(share, requires_grad=False))
     return block.eval()
 
 
