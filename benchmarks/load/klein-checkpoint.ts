@@ -1,33 +1,7 @@
 import { mkdir, open, readFile, rename, writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { Flux2Transformer2DModel } from '@rankwise/models-flux2'
-
-/** How many blocks of FLUX.2-klein-4B's widths a checkpoint has. */
-export interface Blocks {
-  readonly double: number
-  readonly single: number
-}
-
-/** The widths of FLUX.2-klein-4B. */
-function configOf({ double, single }: Blocks) {
-  return {
-    _class_name: 'Flux2Transformer2DModel',
-    attention_head_dim: 128,
-    axes_dims_rope: [32, 32, 32, 32],
-    eps: 1e-6,
-    guidance_embeds: false,
-    in_channels: 128,
-    joint_attention_dim: 7680,
-    mlp_ratio: 3,
-    num_attention_heads: 24,
-    num_layers: double,
-    num_single_layers: single,
-    out_channels: null,
-    patch_size: 1,
-    rope_theta: 2000,
-    timestep_guidance_channels: 256,
-  }
-}
+import { type Blocks, kleinConfig } from '../klein-config.ts'
 
 const BYTES_PER_WEIGHT = 2
 const CHUNK_BYTES = 16 * 1024 * 1024
@@ -38,7 +12,7 @@ const CHUNK_BYTES = 16 * 1024 * 1024
  * @returns bytes of the weights
  */
 export async function makeCheckpoint(folder: string, blocks: Blocks): Promise<number> {
-  const config = configOf(blocks)
+  const config = kleinConfig(blocks)
   const header: Record<string, unknown> = { __metadata__: { format: 'pt' } }
   let bytes = 0
   for (const [name, { shape }] of Flux2Transformer2DModel.fromConfig(config).namedParameters()) {

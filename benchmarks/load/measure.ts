@@ -3,9 +3,9 @@ import { once } from 'node:events'
 import type { Readable } from 'node:stream'
 import { text } from 'node:stream/consumers'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { MemorySampler } from '../memory-sampler.ts'
 import type { RankCommand } from '../rank-command.ts'
 import { rankEnvironment } from '../rank-environment.ts'
-import { MemorySampler } from './memory-sampler.ts'
 
 /** What a rank says of its load: one line of JSON on descriptor 3, after which it waits for the end of its input. */
 export interface RankReport {

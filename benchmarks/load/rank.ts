@@ -3,7 +3,7 @@ import '@rankwise/collectives-local'
 import { ort } from '@rankwise/backend-ort'
 import { initProcessGroup, TensorParallelConfig } from '@rankwise/core'
 import { Flux2Transformer2DModel } from '@rankwise/models-flux2'
-import { memoryOf } from './memory-sampler.ts'
+import { memoryOf } from '../memory-sampler.ts'
 import { report, storageBytes } from './rank-report.ts'
 
 const [directory, mode] = process.argv.slice(2) as [string, 'sharded' | 'full']

@@ -2,12 +2,15 @@ import { RankwiseError } from '@rankwise/core'
 import type { Engine, EngineName } from './engine.ts'
 import { loadAddon } from './native/addon.ts'
 import { bfloat16Problem } from './native/bfloat16-check.ts'
+import { hasFastBfloat16 } from './native/fast-bfloat16.ts'
 import { NativeEngine } from './native/native-engine.ts'
 import { defaultThreads } from './threads.ts'
 import { WasmEngine } from './wasm/wasm-engine.ts'
 import { WasmRuntime } from './wasm/wasm-runtime.ts'
 
-/** As torch's `set_float32_matmul_precision`: `'medium'` multiplies in bfloat16 where weights are stored so. */
+/**
+ * As torch's `set_float32_matmul_precision`: `'medium'` keeps weights that are stored in bfloat16 so, and may multiply in it.
+ */
 export type MatmulPrecision = 'highest' | 'medium'
 
 /** What computes, and how it came to that. */
@@ -16,6 +19,8 @@ export interface EngineSelection {
   /** Which native library: the package or `build-tfjs-native`. @default for wasm, none */
   readonly origin?: string
   readonly float32MatmulPrecision: MatmulPrecision
+  /** Whether bfloat16 weights are multiplied in bfloat16; else they are cast to float32, a piece at a time. */
+  readonly multipliesBfloat16: boolean
   /** What `'auto'` would have preferred, and why it could not be. */
   readonly rejected: readonly { readonly engine: EngineName; readonly reason: string }[]
 }
@@ -32,7 +37,7 @@ export interface SelectedEngine {
   readonly selection: EngineSelection
 }
 
-type Candidate = Omit<EngineSelection, 'rejected'> & { readonly instance: Engine }
+type Candidate = Omit<EngineSelection, 'rejected' | 'multipliesBfloat16'> & { readonly instance: Engine }
 
 /** From the fastest to the one that is always there. */
 const PREFERENCE: readonly EngineName[] = ['native-gpu', 'native', 'wasm']
@@ -59,7 +64,8 @@ export async function requireEngine(name: EngineName, request: EngineRequest): P
 }
 
 function selected({ instance, ...selection }: Candidate, rejected: EngineSelection['rejected']): SelectedEngine {
-  return { engine: instance, selection: { ...selection, rejected } }
+  const { multipliesBfloat16 } = instance
+  return { engine: instance, selection: { ...selection, multipliesBfloat16, rejected } }
 }
 
 async function createEngine(name: EngineName, request: EngineRequest): Promise<Candidate> {
@@ -91,12 +97,14 @@ function createNative(name: 'native' | 'native-gpu', request: EngineRequest): Ca
         name === 'native' ? 'set CUDA_VISIBLE_DEVICES=-1 for the CPU' : 'install @tensorflow/tfjs-node-gpu and CUDA',
     })
   }
-  const bfloat16 = new NativeEngine(binding, { threads, bfloat16: true })
-  const problem = float32MatmulPrecision === 'medium' ? bfloat16Problem(bfloat16) : undefined
-  if (problem !== undefined) warnOfFloat32(problem)
-  const precision = problem === undefined ? float32MatmulPrecision : 'highest'
-  const instance = precision === 'medium' ? bfloat16 : new NativeEngine(binding, { threads, bfloat16: false })
-  return { instance, engine: name, origin, float32MatmulPrecision: precision }
+  const float32 = new NativeEngine(binding, { threads, bfloat16: 'cast' })
+  if (float32MatmulPrecision === 'highest') return { instance: float32, engine: name, origin, float32MatmulPrecision }
+  const isFast = name === 'native-gpu' || hasFastBfloat16()
+  const bfloat16 = new NativeEngine(binding, { threads, bfloat16: isFast ? 'multiplied' : 'stored' })
+  const problem = bfloat16Problem(bfloat16)
+  if (problem === undefined) return { instance: bfloat16, engine: name, origin, float32MatmulPrecision }
+  warnOfFloat32(problem)
+  return { instance: float32, engine: name, origin, float32MatmulPrecision: 'highest' }
 }
 
 function warnOfFloat32(reason: string): void {

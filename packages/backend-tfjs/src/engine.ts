@@ -28,6 +28,10 @@ export abstract class Engine {
   abstract readonly liveTensors: number
   /** Most bytes that the scores of attention may take at a time. */
   abstract readonly maxScoreBytes: number
+  /** Whether it multiplies in bfloat16, and faster than in float32; else bfloat16 weights are cast where they are used. */
+  abstract readonly multipliesBfloat16: boolean
+  /** Most bytes of a bfloat16 weight that are float32 at a time. */
+  abstract readonly maxCastBytes: number
   /** Bytes that weights may take together. */
   abstract readonly maxWeightBytes: number
   /** What the open `tidy` calls have made, the innermost last. */
@@ -83,6 +87,11 @@ export abstract class Engine {
   abstract cast(x: Ref, dtype: 'float32' | 'bfloat16'): Ref
   /** a `[n, m, k]`, b `[n, k, p]`, or `[n, p, k]` if `transposeB`. */
   abstract matMul(a: Ref, b: Ref, transposeB: boolean): Ref
+  /**
+   * Complex products of two tensors whose last dimension is real and imaginary part, with broadcasting of the others.
+   * @default the engine has no complex numbers
+   */
+  multiplyComplex?(x: Ref, y: Ref): Ref
   /** Slices of `x` along dimension `dim`, by int32 ids. */
   abstract gather(x: Ref, ids: Ref, dim: number): Ref
   /** The same elements under another shape; nothing is copied. */

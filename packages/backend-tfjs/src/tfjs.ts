@@ -26,8 +26,9 @@ export interface TfjsOptions {
   readonly threads?: number | undefined
   /**
    * As torch's `set_float32_matmul_precision`. `'highest'`: everything in float32, weights are cast when they are loaded.
-   * `'medium'`: matrices that a file stores in bfloat16 stay so, and inputs are rounded to it where they are multiplied,
-   * which takes half the memory; where that does not work, a warning says so and everything is float32.
+   * `'medium'`: matrices that a file stores in bfloat16 stay so, which takes half the memory. GPUs and CPUs with AMX multiply
+   * them so, with inputs rounded to it; elsewhere that is slower, and they are cast to float32 where they are used. Where
+   * none of this works, a warning says so and everything is float32.
    *
    * @default 'highest'
    */

@@ -1,6 +1,6 @@
 import type { Engine } from '../src/engine.ts'
 import { findAddons, loadAddon } from '../src/native/addon.ts'
-import { NativeEngine } from '../src/native/native-engine.ts'
+import { NativeEngine, type NativeEngineOptions } from '../src/native/native-engine.ts'
 import { WasmEngine } from '../src/wasm/wasm-engine.ts'
 import { WasmRuntime } from '../src/wasm/wasm-runtime.ts'
 
@@ -14,7 +14,11 @@ export const nativeRequired: boolean = process.env.RANKWISE_REQUIRE_TFJS_NATIVE 
 export const ENGINES: readonly ('wasm' | 'native')[] = hasNative ? ['wasm', 'native'] : ['wasm']
 
 export async function engineOf(name: 'wasm' | 'native'): Promise<Engine> {
-  if (name === 'wasm') return new WasmEngine(await WasmRuntime.load())
+  return name === 'wasm' ? new WasmEngine(await WasmRuntime.load()) : nativeEngine('cast')
+}
+
+/** An engine that treats bfloat16 in one way, whatever the CPU is good at. */
+export function nativeEngine(bfloat16: NativeEngineOptions['bfloat16']): NativeEngine {
   const { binding, threads } = loadAddon(1)
-  return new NativeEngine(binding, { threads, bfloat16: false })
+  return new NativeEngine(binding, { threads, bfloat16 })
 }

@@ -114,14 +114,18 @@ export class Flux2ParallelSelfAttention extends Module {
   /** `[batch, tokens, dim]` to the same. */
   override forward(x: TracedTensor, context: AttentionContext): TracedTensor {
     const dim = x.size(-1)
-    const projected = this.to_qkv_mlp_proj.call(x)
-    const [qkv, mlp] = projected.split([3 * dim, 2 * this.#mlpDim], -1) as [TracedTensor, TracedTensor]
-    const [query, key, value] = qkv.chunk(3, -1).map((part) => splitHeads(part, this.#sizes)) as [
+    const mlpDim = this.#mlpDim
+    // At once: every split copies.
+    const parts = this.to_qkv_mlp_proj.call(x).split([dim, dim, dim, mlpDim, mlpDim], -1)
+    const [query, key, value, gate, up] = parts as [
+      TracedTensor,
+      TracedTensor,
       TracedTensor,
       TracedTensor,
       TracedTensor,
     ]
-    const attended = attend(this.norm_q.call(query), this.norm_k.call(key), value, context)
-    return this.to_out.call(concat([attended, swiGlu(mlp)], -1))
+    const heads = (part: TracedTensor) => splitHeads(part, this.#sizes)
+    const attended = attend(this.norm_q.call(heads(query)), this.norm_k.call(heads(key)), heads(value), context)
+    return this.to_out.call(concat([attended, swiGlu(gate, up)], -1))
   }
 }

@@ -1,8 +1,7 @@
 import { Linear, Module, type TracedTensor } from '@rankwise/core'
 
-/** `silu(gate) * up` of a value `[.., 2 * width]` that joins both. */
-export function swiGlu(x: TracedTensor): TracedTensor {
-  const [gate, up] = x.chunk(2, -1) as [TracedTensor, TracedTensor]
+/** `silu(gate) * up`. */
+export function swiGlu(gate: TracedTensor, up: TracedTensor): TracedTensor {
   return gate.silu().mul(up)
 }
 
@@ -20,6 +19,7 @@ export class Flux2FeedForward extends Module {
 
   /** `[batch, tokens, dim]` to the same. */
   override forward(x: TracedTensor): TracedTensor {
-    return this.linear_out.call(swiGlu(this.linear_in.call(x)))
+    const [gate, up] = this.linear_in.call(x).chunk(2, -1) as [TracedTensor, TracedTensor]
+    return this.linear_out.call(swiGlu(gate, up))
   }
 }

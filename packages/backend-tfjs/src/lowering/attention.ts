@@ -106,6 +106,13 @@ function rope(
   // A pair is two neighbours, or an element of each half: along one dimension of size 2 either way.
   const [pairs, dim] = interleaved ? ([half, 2] as const) : ([2, half] as const)
   const paired = engine.reshape(x.ref, [batch, tokens, heads, pairs, dim])
+  if (interleaved && engine.multiplyComplex !== undefined) {
+    const turns = engine.concat(
+      [cos, sin].map(({ ref }) => engine.reshape(ref, [tokens, 1, half, 1])),
+      3,
+    )
+    return [engine.reshape(engine.multiplyComplex(paired, turns), x.shape)]
+  }
   const pairDim = interleaved ? 4 : 3
   const size = paired.shape.with(pairDim, 1) as number[]
   const first = engine.slice(paired, [0, 0, 0, 0, 0], size)

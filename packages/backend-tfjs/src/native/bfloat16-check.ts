@@ -11,8 +11,8 @@ const BITS = new Map([
 const VALUES = [...BITS.keys()]
 
 /**
- * Multiplies small integers in bfloat16, as weights are: handed over as bytes, reinterpreted, transposed. That this works is
- * nothing that TensorFlow.js promises.
+ * Multiplies small integers that are bfloat16, as weights are: handed over as bytes, reinterpreted, transposed, and cast
+ * where the engine does not multiply so. That this works is nothing that TensorFlow.js promises.
  *
  * @returns what is wrong; `undefined` when all is right
  */
@@ -46,10 +46,11 @@ interface Product {
 
 function multiply(engine: Engine, { left, right, rows, inner, columns }: Product): Float32Array {
   const [product] = engine.tidy(() => {
-    const x = engine.cast(engine.write('float32', [1, rows, inner], Float32Array.from(left)), 'bfloat16')
+    const x = engine.write('float32', [1, rows, inner], Float32Array.from(left))
     const bits = Uint16Array.from(right, (value) => BITS.get(value) as number)
     const weight = engine.write('bfloat16', [1, columns, inner], bits)
-    return [engine.cast(engine.matMul(x, weight, true), 'float32')]
+    if (!engine.multipliesBfloat16) return [engine.matMul(x, engine.cast(weight, 'float32'), true)]
+    return [engine.cast(engine.matMul(engine.cast(x, 'bfloat16'), weight, true), 'float32')]
   })
   try {
     return engine.read(product as Ref) as Float32Array

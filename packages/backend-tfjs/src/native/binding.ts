@@ -1,5 +1,6 @@
 /** TensorFlow's numbers of dtypes (TF_DataType) that tfjs-node does not export. */
 export const TF_BFLOAT16 = 14
+export const TF_COMPLEX64 = 8
 
 /** A result of an operation, in TensorFlow's memory. */
 export interface TensorMetadata {

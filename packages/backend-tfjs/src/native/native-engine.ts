@@ -1,6 +1,6 @@
 import { castData, type DType, type Shape, type TensorData } from '@rankwise/core'
 import { type BinaryOp, Engine, type EngineDType, type ReduceOp, type Ref, type UnaryOp } from '../engine.ts'
-import { type OpAttribute, type TensorMetadata, TF_BFLOAT16, type TfjsBinding } from './binding.ts'
+import { type OpAttribute, type TensorMetadata, TF_BFLOAT16, TF_COMPLEX64, type TfjsBinding } from './binding.ts'
 
 interface NativeRef extends Ref {
   readonly id: number
@@ -28,8 +28,8 @@ const REDUCE: Readonly<Record<ReduceOp, string>> = { mean: 'Mean', sum: 'Sum', m
 /** How a native engine computes. */
 export interface NativeEngineOptions {
   readonly threads: number
-  /** Whether matrices that a file stores in bfloat16 stay so, and are multiplied so. */
-  readonly bfloat16: boolean
+  /** What becomes of matrices that a file stores in bfloat16: cast when they are loaded, or where they are used, or never. */
+  readonly bfloat16: 'cast' | 'stored' | 'multiplied'
 }
 
 /** Runs TensorFlow's eager operations through the addon of tfjs-node. */
@@ -38,16 +38,20 @@ export class NativeEngine extends Engine {
   readonly threads: number
   /** The scores of 768 tokens and 24 heads are 57 MB. */
   readonly maxScoreBytes: number = 2 ** 26
+  readonly multipliesBfloat16: boolean
+  /** Smaller pieces are slower, as the input is packed for each; larger ones are not faster. */
+  readonly maxCastBytes: number = 2 ** 24
   readonly maxWeightBytes: number = Number.POSITIVE_INFINITY
   readonly #binding: TfjsBinding
-  readonly #bfloat16: boolean
+  readonly #keepsBfloat16: boolean
 
   constructor(binding: TfjsBinding, { threads, bfloat16 }: NativeEngineOptions) {
     super()
     this.name = binding.isUsingGpuDevice() ? 'native-gpu' : 'native'
     this.threads = threads
     this.#binding = binding
-    this.#bfloat16 = bfloat16
+    this.multipliesBfloat16 = bfloat16 === 'multiplied'
+    this.#keepsBfloat16 = bfloat16 !== 'cast'
   }
 
   get liveTensors(): number {
@@ -60,7 +64,7 @@ export class NativeEngine extends Engine {
   }
 
   weightDType(dtype: DType, { length }: Shape): 'float32' | 'bfloat16' {
-    return this.#bfloat16 && dtype === 'bfloat16' && length === 2 ? 'bfloat16' : 'float32'
+    return this.#keepsBfloat16 && dtype === 'bfloat16' && length === 2 ? 'bfloat16' : 'float32'
   }
 
   write(dtype: EngineDType, shape: Shape, data: TensorData): Ref {
@@ -134,6 +138,25 @@ export class NativeEngine extends Engine {
         { name: 'adj_y', type: TF_ATTR_BOOL, value: transposeB },
       ],
     )
+  }
+
+  /** A third of the time of eight operations on parts: nothing is split or joined. */
+  override multiplyComplex(x: Ref, y: Ref): Ref {
+    const { TF_FLOAT } = this.#binding
+    const ids: number[] = []
+    const run = (name: string, inputs: readonly number[], attributes: readonly OpAttribute[]) => {
+      const [{ id }] = this.#binding.executeOp(name, attributes, inputs, 1) as [TensorMetadata]
+      ids.push(id)
+      return id
+    }
+    const toComplex = [this.#type('T', TF_FLOAT), this.#type('type', TF_COMPLEX64)]
+    const fromComplex = [this.#type('T', TF_COMPLEX64), this.#type('type', TF_FLOAT)]
+    try {
+      const factors = [x, y].map((ref) => run('Bitcast', [idOf(ref)], toComplex))
+      return this.#execute('Bitcast', [run('Mul', factors, [this.#type('T', TF_COMPLEX64)])], fromComplex)
+    } finally {
+      for (const id of ids) this.#binding.deleteTensor(id)
+    }
   }
 
   gather(x: Ref, ids: Ref, dim: number): Ref {
