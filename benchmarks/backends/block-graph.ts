@@ -1,5 +1,5 @@
 import { type PlacedGraph, partition, resolvePlan, type TensorType, type TracedTensor, trace } from '@rankwise/core'
-import { Flux2Transformer2DModel, flux2Plan } from '@rankwise/models-flux2'
+import { Flux2Transformer2DModel, FullAttention, flux2Plan } from '@rankwise/models-flux2'
 import type { Flux2Config } from '../klein-config.ts'
 import type { BlockCase } from './job.ts'
 
@@ -38,7 +38,7 @@ type Traced = Readonly<Record<string, TracedTensor>>
 function singleBlock(model: Flux2Transformer2DModel, inputs: Traced): Traced {
   const { hidden_states, temb_mod } = inputs as Record<'hidden_states' | 'temb_mod', TracedTensor>
   const [modulation] = modulations(temb_mod, 1) as [ReturnType<typeof modulations>[0]]
-  return { hidden_states: model.single_transformer_blocks.at(0).call(hidden_states, modulation, rotaryOf(inputs)) }
+  return { hidden_states: model.single_transformer_blocks.at(0).call(hidden_states, modulation, contextOf(inputs)) }
 }
 
 function doubleBlock(model: Flux2Transformer2DModel, inputs: Traced): Traced {
@@ -48,7 +48,7 @@ function doubleBlock(model: Flux2Transformer2DModel, inputs: Traced): Traced {
       { image: inputs.hidden_states as TracedTensor, text: inputs.encoder_hidden_states as TracedTensor },
       modulations(inputs.temb_mod_img as TracedTensor, 2),
       modulations(inputs.temb_mod_txt as TracedTensor, 2),
-      rotaryOf(inputs),
+      contextOf(inputs),
     )
   return { hidden_states: image, encoder_hidden_states: text }
 }
@@ -61,6 +61,6 @@ function modulations(packed: TracedTensor, sets: number) {
   })
 }
 
-function rotaryOf({ rotary_cos, rotary_sin }: Traced) {
-  return { cos: rotary_cos as TracedTensor, sin: rotary_sin as TracedTensor }
+function contextOf({ rotary_cos, rotary_sin }: Traced) {
+  return { cos: rotary_cos as TracedTensor, sin: rotary_sin as TracedTensor, tokens: new FullAttention() }
 }

@@ -25,4 +25,5 @@ export { type EncodeReferenceOptions, encodeReferenceImages, type ReferenceImage
 export { rotaryTables } from './rotary-tables.ts'
 export { type SyntheticPipelineOptions, writeSyntheticPipeline } from './synthetic-pipeline.ts'
 export type { TextEncoderPlacement } from './text-encoder.ts'
+export { FullAttention } from './token-attention.ts'
 export { type Flux2ReferenceInputs, Flux2Transformer2DModel, type Flux2TransformerInputs } from './transformer.ts'
