@@ -1,4 +1,4 @@
-import { cp, mkdtemp, readdir, rm } from 'node:fs/promises'
+import { cp, mkdir, mkdtemp, readdir, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { ort } from '@rankwise/backend-ort'
@@ -108,6 +108,20 @@ describe('lowMemory', () => {
     for (const name of await readdir(folder)) if (missing.test(name)) await rm(join(folder, name))
     await expect(load(directory)).rejects.toMatchObject({ code })
     expect(backend.memory()).toMatchObject({ weightBytes: 0, mappedBytes: 0 })
+  })
+
+  it('loads a pipeline of a hub from the cache, the text encoder with the call', async () => {
+    const cacheDir = await mkdtemp(join(tmpdir(), 'rankwise-'))
+    onTestFinished(() => rm(cacheDir, { recursive: true, force: true }))
+    const repository = join(cacheDir, 'models--org--klein')
+    const commit = 'c'.repeat(40)
+    await mkdir(join(repository, 'refs'), { recursive: true })
+    await writeFile(join(repository, 'refs', 'main'), commit)
+    await cp(PIPELINE, join(repository, 'snapshots', commit), { recursive: true })
+    const { pipeline, loads } = await load('org/klein', { cacheDir, localFilesOnly: true })
+    expect(loads).toHaveLength(0)
+    await pipeline({ ...call, prompt: 'a cat' })
+    expect(loads).toHaveLength(1)
   })
 
   it('refuses a text encoder of the caller, and what is no boolean', async () => {
