@@ -23,6 +23,8 @@ export interface GenerationRequest {
   readonly tpDegree: number
   readonly backend: string
   readonly threads: number | undefined
+  /** Whether the text encoder is loaded for the prompt alone and freed before the denoising. */
+  readonly lowMemory: boolean
   readonly seed: bigint
   readonly out: string
   /** Call options of the pipeline that were given or that the demo recommends. */
@@ -72,12 +74,12 @@ function reportTransport({ transport, transportReason }: LocalGroup): void {
 }
 
 function loadPipeline(
-  { directory, tpDegree }: GenerationRequest,
+  { directory, tpDegree, lowMemory }: GenerationRequest,
   backend: Backend,
   onProgress: (progress: LoadProgress) => void,
 ): Promise<AnyFlux2Pipeline> {
   const parallelConfig = new TensorParallelConfig({ tpDegree })
-  return DiffusionPipeline.fromPretrained(directory, { backend, parallelConfig, onProgress })
+  return DiffusionPipeline.fromPretrained(directory, { backend, parallelConfig, lowMemory, onProgress })
 }
 
 /** Weight bytes and memory of every rank, known to all of them. */

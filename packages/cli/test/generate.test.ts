@@ -110,6 +110,15 @@ describe('rankwise generate', () => {
     expect(differing(await picture(out), golden)).toBeLessThanOrEqual(0.001)
   })
 
+  it('draws the same with a text encoder that is loaded for the prompt alone', async () => {
+    const out = join(folder, 'demo-low-memory.png')
+    const { code, stderr } = await rankwise('generate', '--low-memory', '--tp', '2', '--threads', '1', '--out', out)
+    expect(code, stderr).toBe(0)
+    // Its progress comes after that of the transformer, which otherwise is the last to be loaded.
+    expect(stderr).toMatch(/loaded transformer[\s\S]*loaded text_encoder/)
+    expect(await picture(out)).toEqual(await picture(join(folder, 'demo.png')))
+  })
+
   it('draws the same over TCP, and says so', async () => {
     const out = join(folder, 'demo-tcp.png')
     process.env.RANKWISE_TRANSPORT = 'tcp'

@@ -32,6 +32,7 @@ export { readConfig } from './read-config.ts'
 export * from './rendezvous.ts'
 export { RetainedTensor } from './retained-tensor.ts'
 export {
+  openWeights as openLocalWeights,
   type SaveModelOptions,
   type SaveOptions,
   type SaveProgress,

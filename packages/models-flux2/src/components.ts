@@ -19,8 +19,15 @@ import {
   Tokenizer,
 } from '@rankwise/diffusion'
 import { readModelIndex, requireClass } from './model-index.ts'
+import { OnDemandTextEncoder } from './on-demand-text-encoder.ts'
 import { checkOptionNames } from './option-names.ts'
-import { type LoadTextEncoder, loadSharedTextEncoder, type TextEncoderPlacement } from './text-encoder.ts'
+import {
+  checkTextEncoder,
+  loadPlacedTextEncoder,
+  TEXT_ENCODER_FOLDER,
+  type TextEncoderClass,
+  type TextEncoderPlacement,
+} from './text-encoder.ts'
 import { Flux2Transformer2DModel } from './transformer.ts'
 
 /** What all FLUX.2 pipelines are made of; each model is on its backend. */
@@ -49,6 +56,13 @@ export interface Flux2FromPretrainedOptions extends Partial<Flux2Components>, Fr
    * @default 'replicated'
    */
   readonly textEncoderPlacement?: TextEncoderPlacement
+  /**
+   * Loads the text encoder when a call needs it, and frees it before the denoising: the two never take memory together,
+   * and every call with a `prompt` loads it anew. Not together with a `textEncoder` of your own.
+   *
+   * @default false
+   */
+  readonly lowMemory?: boolean
   /** @default 'float32' */
   readonly dtype?: DType
   /** Aborts the load with `ABORTED`. */
@@ -69,7 +83,7 @@ export interface PipelineParts {
   /** Classes of pipelines that have the same parts. */
   readonly accepted: readonly string[]
   readonly options: readonly (keyof Flux2KleinFromPretrainedOptions)[]
-  readonly loadTextEncoder: LoadTextEncoder
+  readonly textEncoder: TextEncoderClass
 }
 
 const LOAD_OPTIONS: Readonly<Record<keyof Flux2FromPretrainedOptions, true>> = {
@@ -81,6 +95,7 @@ const LOAD_OPTIONS: Readonly<Record<keyof Flux2FromPretrainedOptions, true>> = {
   backend: true,
   parallelConfig: true,
   textEncoderPlacement: true,
+  lowMemory: true,
   dtype: true,
   signal: true,
   onProgress: true,
@@ -124,7 +139,7 @@ export async function loadComponents(
       return { repository, parts: await loadWholeParts(pathOrId, repository, { ...options, signal }, kind, own) }
     }
     const { repository, parts } = await loadTogether(load, { collectives, signal, release })
-    const textEncoder = parts.textEncoder ?? own(await loadShared(pathOrId, repository, options, kind))
+    const textEncoder = parts.textEncoder ?? own(await textEncoderFor(pathOrId, repository, options, kind))
     const transformer =
       options.transformer ??
       own(
@@ -145,6 +160,7 @@ export async function loadComponents(
 function checkLoadOptions(options: Flux2KleinFromPretrainedOptions, kind: PipelineParts): void {
   checkOptionNames(`${kind.name}.fromPretrained`, options, kind.options)
   checkPlacement(options)
+  checkLowMemory(options)
   if (options.transformer === undefined || options.parallelConfig === undefined) return
   throw new RankwiseError('OPTION_CONFLICT', 'a transformer that is already loaded cannot be split here', {
     where: 'parallelConfig',
@@ -170,20 +186,42 @@ function checkPlacement({ textEncoderPlacement, textEncoder, parallelConfig }: F
   })
 }
 
-/** The text encoder of which not every rank has all weights. */
-function loadShared(
+/** @throws RankwiseError `OPTION_INVALID`, `OPTION_CONFLICT` */
+function checkLowMemory({ lowMemory = false, textEncoder }: Flux2KleinFromPretrainedOptions): void {
+  const where = 'lowMemory'
+  if (typeof lowMemory !== 'boolean') {
+    throw new RankwiseError('OPTION_INVALID', `lowMemory cannot be ${String(lowMemory)}`, {
+      where,
+      rule: 'lowMemory is a boolean',
+    })
+  }
+  if (!lowMemory || textEncoder === undefined) return
+  throw new RankwiseError('OPTION_CONFLICT', 'a text encoder that is given is not loaded and freed here', {
+    where,
+    rule: 'lowMemory is for a text encoder that the pipeline loads',
+    remedy: 'drop textEncoder, or free it yourself and give the calls promptEmbeds',
+  })
+}
+
+/** The text encoder of which not every rank has all weights, or which is loaded by the calls. */
+async function textEncoderFor(
   pathOrId: string,
   repository: HubRepository | undefined,
   options: Flux2KleinFromPretrainedOptions,
   kind: PipelineParts,
 ): Promise<HiddenStateEncoder> {
-  const { parallelConfig, signal, textEncoderPlacement } = options
-  const common = { ...modelOptions(options, repository), subfolder: 'text_encoder' }
-  return loadSharedTextEncoder(
-    (own) => kind.loadTextEncoder(pathOrId, { ...common, ...own }),
-    textEncoderPlacement as Exclude<TextEncoderPlacement, 'replicated'>,
-    { parallelConfig: parallelConfig as TensorParallelConfig, signal },
-  )
+  const { parallelConfig, textEncoderPlacement = 'replicated' } = options
+  const common = { ...modelOptions(options, repository), subfolder: TEXT_ENCODER_FOLDER }
+  const load = (signal: AbortSignal | undefined) =>
+    loadPlacedTextEncoder(
+      (own) => kind.textEncoder.fromPretrained(pathOrId, { ...common, ...own }),
+      textEncoderPlacement,
+      {
+        parallelConfig,
+        signal,
+      },
+    )
+  return options.lowMemory === true ? new OnDemandTextEncoder(load) : load(options.signal)
 }
 
 /** Those that every rank has whole. */
@@ -202,9 +240,10 @@ async function loadWholeParts(
     options.scheduler ?? (await FlowMatchEulerDiscreteScheduler.fromPretrained(directory, { subfolder: 'scheduler' }))
   const common = modelOptions(options, repository)
   const isReplicated = (options.textEncoderPlacement ?? 'replicated') === 'replicated'
-  const textEncoder =
-    options.textEncoder ??
-    (isReplicated ? own(await kind.loadTextEncoder(pathOrId, { ...common, subfolder: 'text_encoder' })) : undefined)
+  const isLoadedHere = isReplicated && options.lowMemory !== true
+  if (options.lowMemory === true) await checkTextEncoder(repository ?? pathOrId, kind.textEncoder, options)
+  const loadTextEncoder = () => kind.textEncoder.fromPretrained(pathOrId, { ...common, subfolder: TEXT_ENCODER_FOLDER })
+  const textEncoder = options.textEncoder ?? (isLoadedHere ? own(await loadTextEncoder()) : undefined)
   const vae = options.vae ?? own(await AutoencoderKLFlux2.fromPretrained(pathOrId, { ...common, subfolder: 'vae' }))
   const isDistilled = options.isDistilled ?? index.isDistilled
   return { tokenizer, scheduler, vae, isDistilled, ...(textEncoder === undefined ? {} : { textEncoder }) }

@@ -12,6 +12,7 @@ import { type Conditions, encodePrompts, shareConditions } from './conditions.ts
 import { denoise, scheduleFor } from './denoising.ts'
 import type { DenoisingStep, Flux2CallOptions, OutputType } from './generation-options.ts'
 import { latentNoise, requireLatents } from './latent-noise.ts'
+import { whileLoaded } from './on-demand-text-encoder.ts'
 import { checkOptionNames } from './option-names.ts'
 import { type Flux2Output, type LatentOutput, toOutput } from './output.ts'
 import type { EncodePromptOptions, Prompt } from './prompt.ts'
@@ -147,11 +148,13 @@ export abstract class Flux2PipelineBase<O extends Flux2CallOptions> implements F
     { request, references }: PreparedRequest,
     signal: AbortSignal | undefined,
   ): Promise<Conditions> {
-    const prompts = await encodePrompts(request, {
-      encode: (texts) => this.encodePrompt(texts, { ...request, warns: this.isFirstRank, signal }),
-      width: this.transformer.config.jointAttentionDim,
-      isGuided: this.isGuided(request),
-    })
+    const prompts = await whileLoaded(this.textEncoder, () =>
+      encodePrompts(request, {
+        encode: (texts) => this.encodePrompt(texts, { ...request, warns: this.isFirstRank, signal }),
+        width: this.transformer.config.jointAttentionDim,
+        isGuided: this.isGuided(request),
+      }),
+    )
     if (references === undefined) return { ...prompts, references }
     return {
       ...prompts,

@@ -28,7 +28,7 @@ export class Flux2Pipeline extends Flux2PipelineBase<Flux2Options> {
       name: 'Flux2Pipeline',
       accepted: ['Flux2Pipeline'],
       options: LOAD_OPTION_NAMES,
-      loadTextEncoder: (...args) => Mistral3ForConditionalGeneration.fromPretrained(...args),
+      textEncoder: Mistral3ForConditionalGeneration,
     })
     return callable(new Flux2Pipeline(components))
   }

@@ -30,7 +30,7 @@ export class Flux2KleinKVPipeline extends Flux2PipelineBase<Flux2CallOptions> {
       name: 'Flux2KleinKVPipeline',
       accepted: ['Flux2KleinKVPipeline', 'Flux2KleinPipeline'],
       options: LOAD_OPTION_NAMES,
-      loadTextEncoder: (...args) => Qwen3ForCausalLM.fromPretrained(...args),
+      textEncoder: Qwen3ForCausalLM,
     })
     return callable(new Flux2KleinKVPipeline(components))
   }

@@ -45,7 +45,7 @@ export class Flux2KleinPipeline extends Flux2PipelineBase<Flux2KleinOptions> imp
       name: 'Flux2KleinPipeline',
       accepted: ['Flux2KleinPipeline', 'Flux2KleinKVPipeline'],
       options: [...LOAD_OPTION_NAMES, 'isDistilled'],
-      loadTextEncoder: (...args) => Qwen3ForCausalLM.fromPretrained(...args),
+      textEncoder: Qwen3ForCausalLM,
     })
     return callable(new Flux2KleinPipeline(components))
   }

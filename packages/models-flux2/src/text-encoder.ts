@@ -1,5 +1,15 @@
-import type { FromPretrainedOptions, TensorParallelConfig } from '@rankwise/core'
-import { FirstRankTextEncoder, type HiddenStateEncoder } from '@rankwise/diffusion'
+import { join } from 'node:path'
+import {
+  type FromPretrainedOptions,
+  type HubRepository,
+  joinedCollectives,
+  loadTogether,
+  type ModelClass,
+  openLocalWeights,
+  readConfig,
+  type TensorParallelConfig,
+} from '@rankwise/core'
+import { type DecoderTextEncoder, FirstRankTextEncoder, type HiddenStateEncoder } from '@rankwise/diffusion'
 
 /**
  * Where the weights of a text encoder are: all of them on every rank, those of each rank's heads and columns, or all of
@@ -7,18 +17,60 @@ import { FirstRankTextEncoder, type HiddenStateEncoder } from '@rankwise/diffusi
  */
 export type TextEncoderPlacement = 'replicated' | 'sharded' | 'rank0'
 
-/** Loads a text encoder, with a `parallelConfig` split. */
-export type LoadTextEncoder = (pathOrId: string, options: FromPretrainedOptions) => Promise<HiddenStateEncoder>
+/** Class of a text encoder. */
+export interface TextEncoderClass extends ModelClass<DecoderTextEncoder> {
+  readonly weightsName: string
+  /** Loads a text encoder, with a `parallelConfig` split. */
+  fromPretrained(
+    this: ModelClass<DecoderTextEncoder>,
+    pathOrId: string,
+    options: FromPretrainedOptions,
+  ): Promise<DecoderTextEncoder>
+}
 
-/** Loads a text encoder whose weights are not on every rank; all ranks call it together. */
-export async function loadSharedTextEncoder(
+/** Folder of the text encoder in that of a pipeline. */
+export const TEXT_ENCODER_FOLDER = 'text_encoder'
+
+/** Loads a text encoder on all ranks of `parallelConfig` or on none; all call it together. */
+export async function loadPlacedTextEncoder(
   load: (options: Pick<FromPretrainedOptions, 'signal' | 'parallelConfig'>) => Promise<HiddenStateEncoder>,
-  placement: Exclude<TextEncoderPlacement, 'replicated'>,
+  placement: TextEncoderPlacement,
   {
     parallelConfig,
     signal,
-  }: { readonly parallelConfig: TensorParallelConfig; readonly signal: AbortSignal | undefined },
+  }: { readonly parallelConfig: TensorParallelConfig | undefined; readonly signal: AbortSignal | undefined },
 ): Promise<HiddenStateEncoder> {
-  if (placement === 'sharded') return load({ parallelConfig, signal })
-  return FirstRankTextEncoder.create((stop) => load({ signal: stop }), { signal })
+  if (placement === 'sharded') return load({ signal, ...(parallelConfig === undefined ? {} : { parallelConfig }) })
+  if (placement === 'rank0') return FirstRankTextEncoder.create((stop) => load({ signal: stop }), { signal })
+  return loadTogether((stop) => load({ signal: stop }), {
+    collectives: joinedCollectives(parallelConfig?.tpDegree ?? 1),
+    signal,
+    release: (encoder) => encoder.dispose(),
+  })
+}
+
+/**
+ * Refuses early what a later load would refuse, as far as that costs no weights: the config and the headers of the weight
+ * files. What the hub has is brought into the cache, unless only parts of the weights are wanted.
+ *
+ * @throws RankwiseError `CONFIG_*`, `CHECKPOINT_*`, `SAFETENSORS_*`, `HUB_*`, `ABORTED`
+ */
+export async function checkTextEncoder(
+  place: string | HubRepository,
+  type: TextEncoderClass,
+  { download = 'snapshot', signal }: Pick<FromPretrainedOptions, 'download' | 'signal'>,
+): Promise<void> {
+  const { weightsName } = type
+  const selection = {
+    files: [`${TEXT_ENCODER_FOLDER}/config.json`],
+    folders: [TEXT_ENCODER_FOLDER],
+    weightsNames: [weightsName],
+    weights: download === 'snapshot',
+  }
+  const directory = typeof place === 'string' ? place : await place.download(selection, { signal })
+  const folder = join(directory, TEXT_ENCODER_FOLDER)
+  type.fromConfig(await readConfig(folder))
+  if (typeof place !== 'string' && !selection.weights) return
+  // Opening checks the headers.
+  await using _weights = await openLocalWeights(folder, { weightsName })
 }

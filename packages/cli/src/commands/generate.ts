@@ -21,6 +21,7 @@ interface GenerateOptions {
   readonly tp: number
   readonly backend: string
   readonly threads?: number
+  readonly lowMemory?: true
   readonly seed: bigint
   readonly steps?: number
   readonly height?: number
@@ -50,6 +51,7 @@ export function generateCommand(): Command {
       .option('--tp <n>', 'ranks that share the transformer', integer(1), 1)
       .option('--backend <name>', `what computes: ${BACKEND_NAMES.join(', ')}`, 'ort')
       .option('--threads <n>', 'threads of each rank (default: all cores, shared out)', integer(1, 1024))
+      .option('--low-memory', 'load the text encoder for the prompt alone, and free it before the denoising')
       // Help prints defaults as JSON, which has no bigint.
       .addOption(new Option('--seed <n>', 'seed of the noise, as in torch').argParser(seed).default(42n, '42'))
       .option('--steps <n>', "denoising steps (default: the pipeline's)", integer(1, 100_000))
@@ -95,6 +97,7 @@ async function requestOf(pipeline: string | undefined, options: GenerateOptions)
     tpDegree: options.tp,
     backend: options.backend,
     threads: options.threads,
+    lowMemory: options.lowMemory ?? false,
     seed: options.seed,
     out: options.out,
     // The demo was trained for a small size; other pipelines have diffusers' defaults.
