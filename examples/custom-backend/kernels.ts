@@ -30,11 +30,11 @@ function forEach(shape: readonly number[], visit: (index: readonly number[], fla
   }
 }
 
-/** Elements of x wherever `source` says, for every element of a result. */
+/** Elements of x wherever `source` says, for every element of a result; 0 where it says -1. */
 function pick(x: Tensor, { dtype, shape }: TensorType, source: (index: readonly number[]) => number): TensorData {
   const result = allocate(dtype, sizeOf(shape))
   forEach(shape, (index, flat) => {
-    result[flat] = x.data[source(index)] as number
+    result[flat] = (x.data[source(index)] ?? 0) as number
   })
   return result
 }
@@ -111,14 +111,16 @@ const linear: Kernel = ([x, weight]) => {
   return [result]
 }
 
-const embedding: Kernel = ([ids, table], _attributes, [output]) => {
+/** A rank that has some columns of the table puts zeros `before` and after them. */
+const embedding: Kernel = ([ids, table], { before = 0 }: { before?: number }, [output]) => {
   const [entries, width] = dims(table)
   const unknown = ids?.data.find((id: number | bigint) => id < 0 || id >= entries)
   if (unknown !== undefined) throw new RangeError(`the id ${unknown} is outside of a table of ${entries} rows`)
   return [
     pick(table as Tensor, output as TensorType, (index) => {
       const row = offset(index.slice(0, -1), strides(ids?.shape ?? []))
-      return Number(ids?.data[row]) * width + (index.at(-1) as number)
+      const column = (index.at(-1) as number) - before
+      return column < 0 || column >= width ? -1 : Number(ids?.data[row]) * width + column
     }),
   ]
 }
