@@ -4,7 +4,7 @@ export interface Flux2Preset {
   readonly className: 'Flux2Pipeline' | 'Flux2KleinPipeline'
   /** Whether the model was distilled to few steps and takes no guidance. */
   readonly isDistilled: boolean
-  readonly transformer: Readonly<Record<string, unknown>>
+  readonly transformer: Readonly<ReturnType<typeof transformer>>
   readonly textEncoder: Readonly<Record<string, unknown>>
 }
 
