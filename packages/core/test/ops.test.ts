@@ -89,11 +89,11 @@ const binaryRules: readonly Rule[] = BINARY.flatMap(({ op, whole }) => {
 
 const shardsStay = ['S0 -> S0', 'S0* -> S0*', 'S1 -> S1', 'S1* -> S1*']
 
-const unaryRules: readonly Rule[] = ['silu', 'sin', 'cos', 'add_scalar', 'mul_scalar'].map((op) => ({
+const unaryRules: readonly Rule[] = ['silu', 'sin', 'cos', 'cast', 'add_scalar', 'mul_scalar'].map((op) => ({
   title: op,
   op,
   shapes: [[8, 16]],
-  attributes: op.endsWith('scalar') ? { value: 1.5 } : {},
+  attributes: op === 'cast' ? { dtype: 'float32' } : op.endsWith('scalar') ? { value: 1.5 } : {},
   legal: [...(op === 'mul_scalar' ? ['R -> R', 'P -> P'] : ['C -> R']), ...shardsStay],
   refusal: always('never'),
 }))

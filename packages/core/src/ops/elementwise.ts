@@ -1,3 +1,4 @@
+import { DTYPES, type DType, isFloatingPoint } from '../dtype.ts'
 import type { TensorType } from '../graph.ts'
 import { defineOp, type PlacementContext, shapeError } from '../op.ts'
 import { PARTIAL, type Placement, REPLICATED, sameBlocks, shard } from '../placement.ts'
@@ -85,3 +86,19 @@ defineUnary('add_scalar', 1, false)
 defineUnary('silu', 6, false)
 defineUnary('sin', 4, false)
 defineUnary('cos', 4, false)
+
+type CastAttributes = { dtype: DType }
+
+/** The same values in another floating-point dtype, rounded to nearest even: not linear, as rounded parts do not sum up. */
+defineOp<CastAttributes>({
+  name: 'cast',
+  infer([x], { dtype }) {
+    const input = x as TensorType
+    if (!isFloatingPoint(input.dtype) || !DTYPES.includes(dtype) || !isFloatingPoint(dtype)) {
+      throw shapeError('cast', [input], `from one floating-point dtype to another, not to ${dtype}`)
+    }
+    return [{ dtype, shape: input.shape }]
+  },
+  place: (context) => [context.complete(0)],
+  cost: () => ({ flops: 0 }),
+})
