@@ -110,6 +110,33 @@ describe('rankwise generate', () => {
     expect(differing(await picture(out), golden)).toBeLessThanOrEqual(0.001)
   })
 
+  it('says where the time of every rank went, and writes a trace', async () => {
+    const trace = join(folder, 'trace.json')
+    const { code, stdout, stderr } = await rankwise(
+      ...['generate', '--steps', '2', '--tp', '2', '--threads', '1', '--out', join(folder, 'traced.png')],
+      ...['--profile', '--trace', trace, '--json'],
+    )
+    expect(code, stderr).toBe(0)
+    const { profile = [] }: GenerationSummary = JSON.parse(stdout)
+    expect(profile).toHaveLength(2)
+    for (const graphs of profile) {
+      const [transformer] = graphs.filter(({ graph }) => graph === 'Flux2Transformer2DModel.forward')
+      // The demo takes guidance: two runs of each step.
+      expect(transformer).toMatchObject({ runs: 4 })
+      const { seconds = 0, segmentSeconds = 0, allReduceSeconds = 0, allReduces = 0 } = transformer ?? {}
+      expect(allReduces).toBeGreaterThan(0)
+      expect(segmentSeconds).toBeGreaterThan(0)
+      expect(segmentSeconds + allReduceSeconds).toBeLessThanOrEqual(seconds)
+    }
+    const { traceEvents } = JSON.parse(await readFile(trace, 'utf8'))
+    for (const pid of [0, 1]) {
+      const own = traceEvents.filter((event: { pid: number }) => event.pid === pid)
+      expect(own.filter(({ cat }: { cat: string }) => cat === 'all_reduce')).toHaveLength(
+        profile[pid]?.reduce((sum, { allReduces }) => sum + allReduces, 0) ?? -1,
+      )
+    }
+  })
+
   it('draws the same with a text encoder that is loaded for the prompt alone', async () => {
     const out = join(folder, 'demo-low-memory.png')
     const { code, stderr } = await rankwise('generate', '--low-memory', '--tp', '2', '--threads', '1', '--out', out)

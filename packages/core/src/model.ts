@@ -22,6 +22,7 @@ import {
   type FromPretrainedOptions,
   hubOptionsOf,
 } from './pretrained-options.ts'
+import { profiled } from './profile/index.ts'
 import { parseConfig, readConfigText } from './read-config.ts'
 import { RetainedTensor } from './retained-tensor.ts'
 import { openWeights, type SaveModelOptions, type SaveOptions, saveModel, saveShards } from './save/index.ts'
@@ -249,11 +250,13 @@ export abstract class ModelMixin extends Module implements PlannedModel {
     using _turn = await turns.take(this.#loaded().collectives)
     // Not before: whoever had the turn may have split the model.
     const { backend, collectives, weights, dtype, placements, tpDegree } = this.#loaded()
-    const compile = async () => {
-      const graph = trace(`${this.constructor.name}.${method}`, this, inputs, forward, dtype)
-      const placed = partition(graph, placements, tpDegree, { inputs: new Map(kept), retained })
-      return GraphExecutor.compile(placed, { backend, collectives, weights })
-    }
+    const name = `${this.constructor.name}.${method}`
+    const compile = () =>
+      profiled({ category: 'compile', name, graph: name }, async () => {
+        const graph = trace(name, this, inputs, forward, dtype)
+        const placed = partition(graph, placements, tpDegree, { inputs: new Map(kept), retained })
+        return GraphExecutor.compile(placed, { backend, collectives, weights })
+      })
     // Awaited here: the turn ends with the function.
     return await this.#executors.use(key, compile, (executor) => executor.runRetaining(inputs, options))
   }

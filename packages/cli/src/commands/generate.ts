@@ -29,6 +29,8 @@ interface GenerateOptions {
   readonly guidance?: number
   readonly maxSequenceLength?: number
   readonly out: string
+  readonly profile?: true
+  readonly trace?: string
   readonly json?: true
 }
 
@@ -60,6 +62,8 @@ export function generateCommand(): Command {
       .option('--guidance <scale>', "guidance scale (default: the pipeline's)", finiteNumber)
       .option('--max-sequence-length <n>', "text tokens (default: the pipeline's)", integer(1, 16_384))
       .option('--out <file>', 'PNG to write', 'output.png')
+      .option('--profile', 'print where the time of every rank went')
+      .option('--trace <file>', 'write what every rank did, for chrome://tracing or ui.perfetto.dev')
       .option('--json', 'print a summary for programs')
       .action(run)
   )
@@ -67,7 +71,8 @@ export function generateCommand(): Command {
 
 async function run(pipeline: string | undefined, options: GenerateOptions): Promise<void> {
   const request = await requestOf(pipeline, options)
-  await requireWritable(request.out)
+  await requirePicture(request.out)
+  if (request.trace !== undefined) await requireWritable(request.trace)
   await requireReadable(options.image ?? [])
   if (process.env.RANK === undefined && options.tp > 1) {
     await checkDegree(request)
@@ -100,6 +105,8 @@ async function requestOf(pipeline: string | undefined, options: GenerateOptions)
     lowMemory: options.lowMemory ?? false,
     seed: options.seed,
     out: options.out,
+    profile: options.profile ?? false,
+    trace: options.trace,
     // The demo was trained for a small size; other pipelines have diffusers' defaults.
     call: { prompt: options.prompt, ...((await isDemo(directory)) ? callOptions : {}), ...chosen },
   }
@@ -122,11 +129,16 @@ async function isDemo(directory: string): Promise<boolean> {
   return given === demo
 }
 
-/** Refuses an output before minutes are spent on it. @throws RankwiseError `OUTPUT_FORMAT`, `OUTPUT_FOLDER` */
-async function requireWritable(out: string): Promise<void> {
+/** @throws RankwiseError `OUTPUT_FORMAT`, `OUTPUT_FOLDER` */
+async function requirePicture(out: string): Promise<void> {
   if (!out.toLowerCase().endsWith('.png')) {
     throw new RankwiseError('OUTPUT_FORMAT', 'pictures are written as PNG', { where: out, rule: '--out ends in .png' })
   }
+  await requireWritable(out)
+}
+
+/** Refuses an output before minutes are spent on it. @throws RankwiseError `OUTPUT_FOLDER` */
+async function requireWritable(out: string): Promise<void> {
   const folder = dirname(resolve(out))
   await access(folder, constants.W_OK).catch((cause: unknown) => {
     throw new RankwiseError('OUTPUT_FOLDER', 'nothing can be written there', { where: folder, cause })
