@@ -23,6 +23,7 @@ export { FLUX2_PRESETS, type Flux2Preset, type Flux2PresetName } from './presets
 export { Flux2ReferenceCache } from './reference-cache.ts'
 export { type EncodeReferenceOptions, encodeReferenceImages, type ReferenceImages } from './reference-images.ts'
 export { rotaryTables } from './rotary-tables.ts'
+export { writeSyntheticTransformer } from './synthetic-model.ts'
 export { type SyntheticPipelineOptions, writeSyntheticPipeline } from './synthetic-pipeline.ts'
 export type { TextEncoderPlacement } from './text-encoder.ts'
 export { FullAttention } from './token-attention.ts'
