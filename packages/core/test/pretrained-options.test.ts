@@ -89,6 +89,11 @@ describe('fromPretrained refuses before any weight is read', () => {
     await expect(refused).rejects.toMatchObject({ code: 'OPTION_INVALID', message: expect.stringContaining(name) })
   })
 
+  it.each([undefined, null])('no options, as %s', async (options) => {
+    const refused = Mlp.fromPretrained(empty, options as never)
+    await expect(refused).rejects.toMatchObject({ code: 'OPTION_INVALID', message: expect.stringContaining('backend') })
+  })
+
   it('takes the harmless values of options it does not have', async () => {
     const harmless = { deviceMap: null, lowCpuMemUsage: true, useSafetensors: true, ignoreMismatchedSizes: false }
     await expect(Mlp.fromPretrained(empty, untyped(harmless))).rejects.toMatchObject({ code: 'CHECKPOINT_NOT_FOUND' })
