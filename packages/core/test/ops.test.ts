@@ -1,5 +1,6 @@
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
+import type { Attributes } from '../src/graph.ts'
 import { opDefinition, opNames } from '../src/op.ts'
 import { formatPlacement, PARTIAL, type Placement, REPLICATED, shard } from '../src/placement.ts'
 import { codeOf, refusalOf } from './support.ts'
@@ -89,11 +90,17 @@ const binaryRules: readonly Rule[] = BINARY.flatMap(({ op, whole }) => {
 
 const shardsStay = ['S0 -> S0', 'S0* -> S0*', 'S1 -> S1', 'S1* -> S1*']
 
+const UNARY_ATTRIBUTES: Readonly<Record<string, Attributes>> = {
+  add_scalar: { value: 1.5 },
+  mul_scalar: { value: 1.5 },
+  cast: { dtype: 'float32' },
+}
+
 const unaryRules: readonly Rule[] = ['silu', 'sin', 'cos', 'cast', 'add_scalar', 'mul_scalar'].map((op) => ({
   title: op,
   op,
   shapes: [[8, 16]],
-  attributes: op === 'cast' ? { dtype: 'float32' } : op.endsWith('scalar') ? { value: 1.5 } : {},
+  attributes: UNARY_ATTRIBUTES[op] ?? {},
   legal: [...(op === 'mul_scalar' ? ['R -> R', 'P -> P'] : ['C -> R']), ...shardsStay],
   refusal: always('never'),
 }))
