@@ -47,6 +47,7 @@ type UpsampleAttributes = { scale: number }
 /** Repeats every pixel of x `[batch, channels, height, width]` `scale` times in both directions. */
 defineOp<UpsampleAttributes>({
   name: 'upsample_nearest2d',
+  movesOnly: true,
   infer([x], { scale }) {
     const input = x as TensorType
     const [batch, channels, height, width] = input.shape as [number, number, number, number]
