@@ -7,6 +7,7 @@ import {
   type Tensor,
   type Value,
 } from '@rankwise/core'
+import { computeDType } from './host-dtype.ts'
 import { HostTensor } from './host-tensor.ts'
 import { lowerSegment, type WeightRows } from './lowering/lower-segment.ts'
 import { OrtSession, type SessionOptions } from './session.ts'
@@ -15,7 +16,7 @@ import { WeightTensor } from './weight-tensor.ts'
 
 /** How a segment is compiled. */
 export interface CompileOptions extends SessionOptions {
-  /** Weights that the first run takes. @default weights that are whole and in float32 */
+  /** Weights that the first run takes. @default weights that are whole and in the dtype that they are computed in */
   readonly parameters?: readonly DeviceTensor[] | undefined
   readonly onDispose: (executable: OrtExecutable) => void
 }
@@ -46,7 +47,9 @@ export class OrtExecutable implements Executable {
     const { parameters, onDispose } = options
     const storages =
       parameters === undefined
-        ? segment.parameters.map(({ shape }) => wholeStorage('float32', shape))
+        ? segment.parameters.map(({ dtype, shape, name = 'a weight' }) =>
+            wholeStorage(computeDType(dtype, name), shape),
+          )
         : weightsFor(segment, parameters).map(({ layout }) => layout)
     const { model, weightInputs } = lowerSegment(segment, storages)
     const session = await OrtSession.create(model, options)

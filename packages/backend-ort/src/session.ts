@@ -86,6 +86,7 @@ function fromOrt({ name, dtype, shape }: OnnxValueInfo, { data, dims }: OrtTenso
       actual: { computed: dims, graph: shape },
     })
   }
+  if (data instanceof Uint16Array) return new Tensor('bfloat16', shape, data)
   return dtype === 'int32'
     ? new Tensor('int32', shape, data as Int32Array)
     : new Tensor('float32', shape, data as Float32Array)
