@@ -13,6 +13,7 @@ export type {
   Flux2Options,
   OutputType,
 } from './generation-options.ts'
+export type { LatentTensor } from './latent-tensor.ts'
 export type { Flux2Output } from './output.ts'
 export { Flux2PipelineBase, type PipelineTraits } from './pipeline-base.ts'
 export { Flux2Pipeline } from './pipeline-dev.ts'
@@ -26,4 +27,5 @@ export { rotaryTables } from './rotary-tables.ts'
 export { type SyntheticPipelineOptions, writeSyntheticPipeline } from './synthetic-pipeline.ts'
 export type { TextEncoderPlacement } from './text-encoder.ts'
 export { FullAttention } from './token-attention.ts'
-export { type Flux2ReferenceInputs, Flux2Transformer2DModel, type Flux2TransformerInputs } from './transformer.ts'
+export { Flux2Transformer2DModel } from './transformer.ts'
+export type { Flux2ReferenceInputs, Flux2TraceSizes, Flux2TransformerInputs } from './transformer-inputs.ts'

@@ -1,5 +1,5 @@
 import { ort } from '@rankwise/backend-ort'
-import type { Backend } from '@rankwise/core'
+import type { Backend, TensorData } from '@rankwise/core'
 import { Generator, type Image } from '@rankwise/diffusion'
 import { loadGolden, referencePath } from '@rankwise/fixtures'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
@@ -41,7 +41,7 @@ async function check(
   options: Flux2KleinOptions,
   { seed = 42 } = {},
 ): Promise<void> {
-  const latents: Float32Array[] = []
+  const latents: TensorData[] = []
   const generator = new Generator().manualSeed(seed)
   const callbackOnStepEnd: Flux2KleinOptions['callbackOnStepEnd'] = (step) => {
     latents.push(step.latents.data)
