@@ -109,6 +109,7 @@ export abstract class ModelMixin extends Module implements PlannedModel {
       collectives: joinedCollectives(options.parallelConfig?.tpDegree ?? 1),
       // What is no signal is refused in the load.
       signal: options.signal instanceof AbortSignal ? options.signal : undefined,
+      within: typeof options.within === 'function' ? options.within : undefined,
       release: ({ runtime }) => disposeWeights(runtime),
     })
     model.#runtime = runtime

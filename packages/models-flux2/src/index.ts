@@ -1,3 +1,4 @@
+export type { ComponentDTypes, ComponentName, PipelineDType } from './component-dtypes.ts'
 export type {
   Flux2Components,
   Flux2FromPretrainedOptions,

@@ -1,5 +1,5 @@
 import { ort } from '@rankwise/backend-ort'
-import type { Backend, TensorData } from '@rankwise/core'
+import type { Backend, Tensor } from '@rankwise/core'
 import { Generator, type Image } from '@rankwise/diffusion'
 import { loadGolden, referencePath } from '@rankwise/fixtures'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
@@ -41,10 +41,10 @@ async function check(
   options: Flux2KleinOptions,
   { seed = 42 } = {},
 ): Promise<void> {
-  const latents: TensorData[] = []
+  const latents: Tensor[] = []
   const generator = new Generator().manualSeed(seed)
   const callbackOnStepEnd: Flux2KleinOptions['callbackOnStepEnd'] = (step) => {
-    latents.push(step.latents.data)
+    latents.push(step.latents)
     return undefined
   }
   await pipeline({ ...SMALL, ...options, generator, callbackOnStepEnd, outputType: 'latent' })
