@@ -14,6 +14,7 @@ import {
   Flux2Pipeline,
   type LatentTensor,
 } from '../src/index.ts'
+import { fingerprintOf, requestOf } from '../src/request.ts'
 
 const DEV = referencePath('flux2-tiny')
 const KLEIN = referencePath('flux2-klein-tiny')
@@ -35,7 +36,12 @@ afterAll(async () => {
 describe('dtype of a pipeline', () => {
   /** Nothing may be read: there is no such folder. */
   const refused = (options: object) =>
-    expect(Flux2KleinPipeline.fromPretrained('nowhere', { backend, ...options } as Flux2FromPretrainedOptions)).rejects
+    expect(
+      Flux2KleinPipeline.fromPretrained(referencePath('nowhere'), {
+        backend,
+        ...options,
+      } as Flux2FromPretrainedOptions),
+    ).rejects
 
   it('is refused with the nearest name of a model that there is not', async () => {
     await refused({ dtype: { textencoder: 'bfloat16' } }).toMatchObject({
@@ -148,6 +154,21 @@ describe('a call in bfloat16', () => {
       code: 'DTYPE_UNSUPPORTED',
       where: 'callbackOnStepEnd',
     })
+  })
+})
+
+describe('ranks', () => {
+  it('have to agree on the dtypes of the models whose results they exchange', () => {
+    const request = requestOf(
+      { prompt: 'a cat', generator: seeded() },
+      { name: 'test', options: [], numInferenceSteps: 4, guidanceScale: 1, textEncoderOutLayers: [9] },
+      { pixelsPerToken: 16, height: 64, width: 64 },
+    )
+    const hashes = (['float32', 'bfloat16'] as const).flatMap((transformer) =>
+      (['float32', 'bfloat16'] as const).map((vae) => fingerprintOf(request, [], { transformer, vae })),
+    )
+    expect(new Set(hashes).size).toBe(4)
+    expect(fingerprintOf(request, [], { transformer: 'float32', vae: 'float32' })).toBe(hashes[0])
   })
 })
 
