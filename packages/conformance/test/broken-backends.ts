@@ -2,6 +2,7 @@ import {
   type Backend,
   type Capabilities,
   type DeviceTensor,
+  type DType,
   type Executable,
   type HostValues,
   type LoadShardOptions,
@@ -13,12 +14,23 @@ import {
 } from '@rankwise/core'
 import { ReferenceBackend } from '@rankwise/core/reference'
 
+/** What mutants declare, but for those of bfloat16. */
+export const NARROW: Capabilities = { dtypes: ['float32', 'float64'] }
+
+/** What mutants of bfloat16 declare. */
+export const WITH_BFLOAT16: Capabilities = { dtypes: ['float32', 'bfloat16'] }
+
 /** A backend that is right, but for what a mutant changes. */
 type Create = () => Backend
 
+/** What most mutants are made from: what they get wrong does not depend on the dtype. */
+class NarrowBackend extends ReferenceBackend {
+  override readonly supports: Capabilities = NARROW
+}
+
 /** Changes the operations of a segment before they are computed. */
 function rewriting(change: (node: Node) => Node | readonly Node[]): Create {
-  class Rewriting extends ReferenceBackend {
+  class Rewriting extends NarrowBackend {
     protected override runSegment(segment: Segment, values: HostValues): readonly Tensor[] {
       return super.runSegment({ ...segment, nodes: segment.nodes.flatMap(change) }, values)
     }
@@ -54,7 +66,7 @@ function transposedWeight(node: Node): readonly Node[] {
 
 /** Elements of what is computed, changed afterwards. */
 function results(change: (tensor: Tensor, segment: Segment) => Tensor): Create {
-  class Changed extends ReferenceBackend {
+  class Changed extends NarrowBackend {
     protected override runSegment(segment: Segment, values: HostValues): readonly Tensor[] {
       return super.runSegment(segment, values).map((tensor) => change(tensor, segment))
     }
@@ -67,7 +79,7 @@ const mapped = (tensor: Tensor, f: (value: number, i: number) => number) =>
 
 /** Computes on other operands than were given. */
 function operands(change: (tensor: Tensor, segment: Segment) => Tensor): Create {
-  class Changed extends ReferenceBackend {
+  class Changed extends NarrowBackend {
     protected override runSegment(segment: Segment, values: HostValues): readonly Tensor[] {
       return super.runSegment(segment, new Map([...values].map(([id, tensor]) => [id, change(tensor, segment)])))
     }
@@ -77,7 +89,7 @@ function operands(change: (tensor: Tensor, segment: Segment) => Tensor): Create 
 
 /** Loads something else than the source has. */
 function loading(change: (tensor: Tensor) => Tensor): Create {
-  class Loading extends ReferenceBackend {
+  class Loading extends NarrowBackend {
     override loadShard(source: ShardSource, options: LoadShardOptions): Promise<DeviceTensor> {
       return super.loadShard({ ...source, read: async (read) => change(await source.read(read)) }, options)
     }
@@ -86,9 +98,9 @@ function loading(change: (tensor: Tensor) => Tensor): Create {
 }
 
 /** A backend with a method of its own. */
-function overriding(make: (right: ReferenceBackend) => Partial<Backend>): Create {
+function overriding(make: (right: NarrowBackend) => Partial<Backend>): Create {
   return () => {
-    const right = new ReferenceBackend()
+    const right = new NarrowBackend()
     const changed = make(right)
     return new Proxy(right, {
       get: (target, property) => {
@@ -103,7 +115,7 @@ function overriding(make: (right: ReferenceBackend) => Partial<Backend>): Create
 
 /** Changes what is compiled. */
 function executing(
-  make: (executable: Executable, segment: Segment, right: ReferenceBackend) => Partial<Executable>,
+  make: (executable: Executable, segment: Segment, right: NarrowBackend) => Partial<Executable>,
 ): Create {
   return overriding((right) => ({
     compile: async (segment, parameters) => {
@@ -114,10 +126,54 @@ function executing(
   }))
 }
 
+/** Rounds float32 to bfloat16 by another rule on its bits, wherever that is done. */
+function rounding(round: (bits: number) => number): Create {
+  const isCast = ({ op, attributes }: Node) => op === 'cast' && attributes.dtype === 'bfloat16'
+  class Rounding extends ReferenceBackend {
+    override readonly supports: Capabilities = WITH_BFLOAT16
+
+    protected override runSegment(segment: Segment, values: HostValues): readonly Tensor[] {
+      // A cast rounds by itself; a product by 1 leaves that to `rounded`.
+      const uncast = (node: Node) => (isCast(node) ? { ...node, op: 'mul_scalar', attributes: { value: 1 } } : node)
+      return super.runSegment({ ...segment, nodes: segment.nodes.map(uncast) }, values)
+    }
+
+    protected override rounded(result: Tensor<'float64'>, dtype: DType): Tensor<'float64'> {
+      if (dtype !== 'bfloat16') return result
+      const words = new Uint32Array(result.cast('float32').clone().data.buffer)
+      return new Tensor('bfloat16', result.shape, Uint16Array.from(words, round)).cast('float64')
+    }
+  }
+  return () => new Rounding()
+}
+
+const toEven = (bits: number) => (isNaNBits(bits) ? 0x7fc0 : (bits + 0x7fff + ((bits >>> 16) & 1)) >>> 16)
+const isNaNBits = (bits: number) => (bits & 0x7fffffff) > 0x7f800000
+
+/** Rounds where a segment ends, and not after every operation in it. */
+class LateRounding extends ReferenceBackend {
+  override readonly supports: Capabilities = WITH_BFLOAT16
+
+  protected override rounded(result: Tensor<'float64'>): Tensor<'float64'> {
+    return result
+  }
+}
+
+/** Gives what it has computed in float32 as it is. */
+class Float32Results extends ReferenceBackend {
+  override readonly supports: Capabilities = WITH_BFLOAT16
+
+  protected override runSegment(segment: Segment, values: HostValues): readonly Tensor[] {
+    return super
+      .runSegment(segment, values)
+      .map((tensor) => (tensor.dtype === 'bfloat16' ? tensor.cast('float32') : tensor))
+  }
+}
+
 const dispose = (): Promise<void> => Promise.resolve()
 
 /** An executable that gives the tensors of its first run, with the content of the last. */
-function stale(executable: Executable, right: ReferenceBackend): Executable['run'] {
+function stale(executable: Executable, right: NarrowBackend): Executable['run'] {
   let first: readonly DeviceTensor[] | undefined
   return async (inputs, parameters) => {
     const fresh = await executable.run(inputs, parameters)
@@ -141,6 +197,8 @@ export interface BrokenBackend {
   readonly what: string
   readonly group: string
   readonly create: Create
+  /** What it has to declare. @default NARROW */
+  readonly supports?: Capabilities
 }
 
 /** Mistakes in operations: each computes something, of the right shape in at least one case. */
@@ -271,7 +329,7 @@ const OTHERS: readonly BrokenBackend[] = [
     what: 'a reshape gives its operand',
     group: 'segments',
     create: () => {
-      class Sharing extends ReferenceBackend {
+      class Sharing extends NarrowBackend {
         protected override runSegment(segment: Segment, values: HostValues): readonly Tensor[] {
           const input = segment.nodes[0]?.op === 'reshape' ? values.get(segment.inputs[0]?.id ?? -1) : undefined
           const computed = super.runSegment(segment, values)
@@ -297,7 +355,7 @@ const OTHERS: readonly BrokenBackend[] = [
     what: 'a run writes into its inputs',
     group: 'segments',
     create: () => {
-      class Writing extends ReferenceBackend {
+      class Writing extends NarrowBackend {
         protected override runSegment(segment: Segment, values: HostValues): readonly Tensor[] {
           const computed = super.runSegment(segment, values)
           for (const { id } of segment.inputs) (values.get(id) as Tensor<'float32'>).data.fill(0 as never)
@@ -382,7 +440,7 @@ const OTHERS: readonly BrokenBackend[] = [
     what: 'computes in an undeclared dtype without a word',
     group: 'capabilities',
     create: () => {
-      class Careless extends ReferenceBackend {
+      class Careless extends NarrowBackend {
         override loadShard(source: ShardSource, options: LoadShardOptions): Promise<DeviceTensor> {
           return super.loadShard(source, { ...options, dtype: 'float32' })
         }
@@ -422,7 +480,7 @@ const OTHERS: readonly BrokenBackend[] = [
     what: 'runs what is disposed',
     group: 'errors',
     create: executing((_, segment) => {
-      const immortal = new ReferenceBackend().compile(segment)
+      const immortal = new NarrowBackend().compile(segment)
       return { run: async (inputs, parameters) => (await immortal).run(inputs, parameters) }
     }),
   },
@@ -507,25 +565,77 @@ const OTHERS: readonly BrokenBackend[] = [
         try {
           return right.upload(tensor)
         } catch {
-          return new ReferenceBackend().upload(tensor)
+          return new NarrowBackend().upload(tensor)
         }
       },
     })),
   },
 ]
 
+const OPS_BFLOAT16 = 'operations in bfloat16'
+
+/** Mistakes in bfloat16. What is rounded wrong only at special values shows where float32 is cast. */
+const BFLOAT16: readonly (readonly [what: string, group: string, create: Create])[] = [
+  ['bfloat16 is float32 until a segment ends', OPS_BFLOAT16, () => new LateRounding()],
+  ['bfloat16 is float32 until a segment of several operations ends', 'segments', () => new LateRounding()],
+  ['bfloat16 is given as float32', OPS_BFLOAT16, () => new Float32Results()],
+  ['bfloat16 is cut off', OPS_BFLOAT16, rounding((bits) => bits >>> 16)],
+  ['a cast to bfloat16 cuts off', OPS, rounding((bits) => bits >>> 16)],
+  ['ties go away from zero', OPS, rounding((bits) => (isNaNBits(bits) ? 0x7fc0 : (bits + 0x8000) >>> 16))],
+  ['ties go to zero', OPS, rounding((bits) => (isNaNBits(bits) ? 0x7fc0 : (bits + 0x7fff) >>> 16))],
+  ['NaN is rounded like a number', OPS, rounding((bits) => (bits + 0x7fff + ((bits >>> 16) & 1)) >>> 16)],
+  ['subnormal numbers become 0', OPS, rounding((bits) => ((bits & 0x7f800000) === 0 ? 0 : toEven(bits)))],
+  ['the largest numbers do not become infinite', OPS, rounding((bits) => withoutOverflow(bits, toEven(bits)))],
+  [
+    'attention rounds a scaled query',
+    OPS_BFLOAT16,
+    () =>
+      new (class extends ReferenceBackend {
+        override readonly supports: Capabilities = WITH_BFLOAT16
+
+        protected override runSegment(segment: Segment, values: HostValues): readonly Tensor[] {
+          return super.runSegment({ ...segment, nodes: segment.nodes.flatMap(scaledQuery) }, values)
+        }
+      })(),
+  ],
+  ['declares bfloat16, and refuses it', OPS_BFLOAT16, overriding(() => ({ supports: WITH_BFLOAT16 }))],
+]
+
+function withoutOverflow(bits: number, rounded: number): number {
+  return (rounded & 0x7fff) === 0x7f80 && (bits & 0x7fffffff) < 0x7f800000 ? rounded - 1 : rounded
+}
+
+/** Scales the query in an operation of its own before attention. */
+function scaledQuery(node: Node): readonly Node[] {
+  const [q, ...others] = node.inputs
+  if (node.op !== ATTENTION || q === undefined) return [node]
+  const scaled = { ...q, id: -1 }
+  return [
+    {
+      ...node,
+      op: 'mul_scalar',
+      inputs: [q],
+      attributes: { value: node.attributes.scale as number },
+      outputs: [scaled],
+    },
+    { ...node, inputs: [scaled, ...others], attributes: { ...node.attributes, scale: 1 } },
+  ]
+}
+
 /** All broken backends. */
 export const BROKEN_BACKENDS: readonly BrokenBackend[] = [
   ...OPERATIONS.map(([what, create]) => ({ what, group: OPS, create })),
   ...OTHERS,
+  ...BFLOAT16.map(([what, group, create]) => ({ what, group, create, supports: WITH_BFLOAT16 })),
 ]
 
 /** The ways to break a backend, which break nothing by themselves. */
-export const UNBROKEN_BACKENDS: readonly { readonly what: string; readonly create: Create }[] = [
+export const UNBROKEN_BACKENDS: readonly Omit<BrokenBackend, 'group'>[] = [
   { what: 'rewriting', create: rewriting((node) => node) },
   { what: 'results', create: results((tensor) => tensor) },
   { what: 'operands', create: operands((tensor) => tensor) },
   { what: 'loading', create: loading((tensor) => tensor) },
   { what: 'overriding', create: overriding(() => ({})) },
   { what: 'executing', create: executing(() => ({})) },
+  { what: 'rounding', create: rounding(toEven), supports: WITH_BFLOAT16 },
 ]

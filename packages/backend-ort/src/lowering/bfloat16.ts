@@ -2,21 +2,6 @@ import { ELEMENT_TYPES } from '../onnx/model.ts'
 import type { OnnxBuilder } from '../onnx/onnx-builder.ts'
 import type { Lowered } from './rule.ts'
 
-/** Operations whose results have the elements of their operands, and 0. */
-const MOVEMENTS: ReadonlySet<string> = new Set([
-  'reshape',
-  'transpose',
-  'split',
-  'concat',
-  'shard',
-  'upsample_nearest2d',
-])
-
-/** Whether the results of an operation on bfloat16 need rounding to be bfloat16 again. */
-export function needsRounding(op: string): boolean {
-  return !MOVEMENTS.has(op)
-}
-
 /** A float32 value rounded to the nearest bfloat16, ties to even, as float32. ORT 1.30 folds no casts that lose bits. */
 export function roundToBfloat16(onnx: OnnxBuilder, name: string): string {
   return onnx.op('Cast', [castToBfloat16(onnx, name)], { to: { i: ELEMENT_TYPES.float32 } })

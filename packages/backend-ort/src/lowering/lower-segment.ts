@@ -1,10 +1,19 @@
-import { type DType, type Node, RankwiseError, type Segment, type Shape, sizeOf, type Value } from '@rankwise/core'
+import {
+  type DType,
+  type Node,
+  opDefinition,
+  RankwiseError,
+  type Segment,
+  type Shape,
+  sizeOf,
+  type Value,
+} from '@rankwise/core'
 import { computeDType, type HostDType, hostDType } from '../host-dtype.ts'
 import type { OnnxModel, OnnxValueInfo } from '../onnx/model.ts'
 import { OnnxBuilder } from '../onnx/onnx-builder.ts'
 import { rowsShape, type WeightStorage } from '../weight-storage.ts'
 import { attentionRules } from './attention.ts'
-import { bfloat16Bits, needsRounding, roundLowered } from './bfloat16.ts'
+import { bfloat16Bits, roundLowered } from './bfloat16.ts'
 import { elementwiseRules } from './elementwise.ts'
 import { linearRules } from './linear.ts'
 import { movementRules } from './movement.ts'
@@ -140,7 +149,7 @@ class SegmentLowering {
     }
     const inputs = node.inputs.map((value) => this.#operand(value))
     const results = rule({ onnx: this.#onnx, attributes: node.attributes as never, outputs }, ...inputs)
-    if (!needsRounding(node.op)) return results
+    if (opDefinition(node.op).movesOnly === true) return results
     return results.map((result, i) => (outputs[i]?.dtype === 'bfloat16' ? roundLowered(this.#onnx, result) : result))
   }
 
