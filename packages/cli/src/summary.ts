@@ -24,13 +24,16 @@ export interface GenerationSummary {
   readonly height: number
   readonly width: number
   readonly backend: string
+  /** What the transformer computes in. */
+  readonly dtype: string
   readonly ranks: number
   readonly seconds: { readonly load: number; readonly draw: number }
   readonly transformer: RankWeights
 }
 
 /** The summary for people. */
-export function formatSummary({ out, width, height, backend, ranks, seconds, transformer }: GenerationSummary): string {
+export function formatSummary(summary: GenerationSummary): string {
+  const { out, width, height, backend, dtype, ranks, seconds, transformer } = summary
   const { fullBytes } = transformer
   const shares = transformer.ranks.map(({ rank, localBytes, readBytes, mappedBytes, peakAnonBytes }) => {
     const share = ((100 * localBytes) / fullBytes).toFixed(1)
@@ -38,7 +41,7 @@ export function formatSummary({ out, width, height, backend, ranks, seconds, tra
     return `  rank ${rank}: ${megabytes(localBytes)} of ${megabytes(fullBytes)} MB transformer weights (${share} %), ${megabytes(readBytes)} MB read, ${megabytes(mappedBytes)} MB mapped${peak}`
   })
   return [
-    `${out}: ${width} x ${height} pixels on ${ranks} ${ranks === 1 ? 'rank' : 'ranks'} (${backend})`,
+    `${out}: ${width} x ${height} pixels on ${ranks} ${ranks === 1 ? 'rank' : 'ranks'} (${backend}, ${dtype})`,
     `  loaded in ${seconds.load.toFixed(2)} s, drawn in ${seconds.draw.toFixed(2)} s`,
     ...shares,
   ].join('\n')

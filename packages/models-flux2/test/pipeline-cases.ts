@@ -47,7 +47,7 @@ const base = (...args: Parameters<typeof run>): PipelineCase => ({ ...ofKlein(..
 const kv = (...args: Parameters<typeof run>): PipelineCase => ({ ...ofKlein(...args), type: 'Flux2KleinKVPipeline' })
 
 /** The run in bfloat16. The text encoder is whole on every rank, as it is in diffusers. */
-export const BFLOAT16_CASE: PipelineCase = {
+const BFLOAT16_CASE: PipelineCase = {
   ...dev('dev.t2i.64x96.bf16', { ...SMALL, guidanceScale: 4 }),
   textEncoderPlacement: 'replicated',
   dtype: 'bfloat16',
