@@ -15,7 +15,12 @@ import {
   TensorParallelConfig,
 } from '@rankwise/core'
 import { Generator, type Image } from '@rankwise/diffusion'
-import { type AnyFlux2Pipeline, DiffusionPipeline, type Flux2KleinOptions } from '@rankwise/models-flux2'
+import {
+  type AnyFlux2Pipeline,
+  type ComponentDTypes,
+  DiffusionPipeline,
+  type Flux2KleinOptions,
+} from '@rankwise/models-flux2'
 import { AnonymousMemory } from './anonymous-memory.ts'
 import { createBackend } from './backends.ts'
 import { createProgress, silentProgress } from './progress.ts'
@@ -28,6 +33,8 @@ export interface GenerationRequest {
   readonly tpDegree: number
   readonly backend: string
   readonly threads: number | undefined
+  /** What the models compute in. */
+  readonly dtype: ComponentDTypes
   /** Whether the text encoder is loaded for the prompt alone and freed before the denoising. */
   readonly lowMemory: boolean
   readonly seed: bigint
@@ -70,6 +77,7 @@ export async function generate(request: GenerationRequest): Promise<GenerationSu
       height: image.height,
       width: image.width,
       backend: backend.name,
+      dtype: pipeline.transformer.dtype,
       ranks: group.worldSize,
       seconds: { load: (loaded - started) / 1000, draw: (drawn - loaded) / 1000 },
       transformer: await gatherWeights(group, pipeline.transformer.loadReport, memory.peakBytes),
@@ -86,12 +94,12 @@ function reportTransport({ transport, transportReason }: LocalGroup): void {
 }
 
 function loadPipeline(
-  { directory, tpDegree, lowMemory }: GenerationRequest,
+  { directory, tpDegree, dtype, lowMemory }: GenerationRequest,
   backend: Backend,
   onProgress: (progress: LoadProgress) => void,
 ): Promise<AnyFlux2Pipeline> {
   const parallelConfig = new TensorParallelConfig({ tpDegree })
-  return DiffusionPipeline.fromPretrained(directory, { backend, parallelConfig, lowMemory, onProgress })
+  return DiffusionPipeline.fromPretrained(directory, { backend, parallelConfig, dtype, lowMemory, onProgress })
 }
 
 /** Where the time of every rank went; rank 0 writes the trace that was asked for. */

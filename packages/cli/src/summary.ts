@@ -25,6 +25,8 @@ export interface GenerationSummary {
   readonly height: number
   readonly width: number
   readonly backend: string
+  /** What the transformer computes in. */
+  readonly dtype: string
   readonly ranks: number
   readonly seconds: { readonly load: number; readonly draw: number }
   readonly transformer: RankWeights
@@ -34,7 +36,7 @@ export interface GenerationSummary {
 
 /** The summary for people. */
 export function formatSummary(summary: GenerationSummary): string {
-  const { out, width, height, backend, ranks, seconds, transformer, profile = [] } = summary
+  const { out, width, height, backend, dtype, ranks, seconds, transformer, profile = [] } = summary
   const { fullBytes } = transformer
   const shares = transformer.ranks.map(({ rank, localBytes, readBytes, mappedBytes, peakAnonBytes }) => {
     const share = ((100 * localBytes) / fullBytes).toFixed(1)
@@ -42,7 +44,7 @@ export function formatSummary(summary: GenerationSummary): string {
     return `  rank ${rank}: ${megabytes(localBytes)} of ${megabytes(fullBytes)} MB transformer weights (${share} %), ${megabytes(readBytes)} MB read, ${megabytes(mappedBytes)} MB mapped${peak}`
   })
   return [
-    `${out}: ${width} x ${height} pixels on ${ranks} ${ranks === 1 ? 'rank' : 'ranks'} (${backend})`,
+    `${out}: ${width} x ${height} pixels on ${ranks} ${ranks === 1 ? 'rank' : 'ranks'} (${backend}, ${dtype})`,
     `  loaded in ${seconds.load.toFixed(2)} s, drawn in ${seconds.draw.toFixed(2)} s`,
     ...shares,
     ...profile.flatMap((graphs, rank) => graphs.map((graph) => `  rank ${rank}: ${formatProfile(graph)}`)),

@@ -90,6 +90,7 @@ export abstract class ModelMixin extends Module implements PlannedModel {
       collectives: joinedCollectives(given.parallelConfig?.tpDegree ?? 1),
       // What is no signal is refused in the load.
       signal: given.signal instanceof AbortSignal ? given.signal : undefined,
+      within: typeof given.within === 'function' ? given.within : undefined,
       release: ({ runtime }) => disposeWeights(runtime),
     })
     model.#runtime = runtime

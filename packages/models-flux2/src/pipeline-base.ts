@@ -12,6 +12,7 @@ import { type Conditions, encodePrompts, shareConditions } from './conditions.ts
 import { denoise, scheduleFor } from './denoising.ts'
 import type { DenoisingStep, Flux2CallOptions, OutputType } from './generation-options.ts'
 import { latentNoise, requireLatents } from './latent-noise.ts'
+import { latentDTypeOf } from './latent-tensor.ts'
 import { whileLoaded } from './on-demand-text-encoder.ts'
 import { checkOptionNames } from './option-names.ts'
 import { type Flux2Output, type LatentOutput, toOutput } from './output.ts'
@@ -103,15 +104,17 @@ export abstract class Flux2PipelineBase<O extends Flux2CallOptions> implements F
   ): AsyncGenerator<DenoisingStep, Flux2Output<T>, void> {
     const { signal, callbackOnStepEnd } = options
     const { collectives } = this.transformer
+    const dtype = latentDTypeOf(this.transformer, 'transformer')
     using _turn = await turns.take(collectives)
     const prepared = await together(() => this.prepare(options), {
       collectives,
-      fingerprint: ({ request, references }) => fingerprintOf(request, references?.samples ?? []),
+      fingerprint: ({ request, references }) =>
+        fingerprintOf(request, references?.samples ?? [], { transformer: dtype, vae: this.vae.dtype }),
     })
     const { request, scheduler, shape } = prepared
     const conditions = await together(() => this.conditions(prepared, signal), { collectives })
     await shareConditions(conditions, collectives, signal)
-    const noise = await latentNoise(shape, { ...request, collectives, signal })
+    const noise = await latentNoise(shape, { ...request, dtype, collectives, signal })
     const [, , rows, columns] = shape as readonly [number, number, number, number]
     const latents = yield* denoise({
       scheduler,
@@ -148,22 +151,19 @@ export abstract class Flux2PipelineBase<O extends Flux2CallOptions> implements F
     { request, references }: PreparedRequest,
     signal: AbortSignal | undefined,
   ): Promise<Conditions> {
+    const dtype = latentDTypeOf(this.transformer, 'transformer')
     const prompts = await whileLoaded(this.textEncoder, () =>
       encodePrompts(request, {
         encode: (texts) => this.encodePrompt(texts, { ...request, warns: this.isFirstRank, signal }),
         width: this.transformer.config.jointAttentionDim,
+        dtype,
         isGuided: this.isGuided(request),
       }),
     )
     if (references === undefined) return { ...prompts, references }
-    return {
-      ...prompts,
-      references: await encodeReferences(references, {
-        vae: this.vae,
-        collectives: this.transformer.collectives,
-        signal,
-      }),
-    }
+    const { collectives } = this.transformer
+    const { latents, ids } = await encodeReferences(references, { vae: this.vae, collectives, signal })
+    return { ...prompts, references: { latents: latents.cast(dtype), ids } }
   }
 
   /** Frees the three models; idempotent. */

@@ -9,7 +9,7 @@ import { Command, Option } from 'commander'
 import { BACKEND_NAMES } from '../backends.ts'
 import { type GenerationRequest, generate } from '../generation.ts'
 import { launch } from '../launcher.ts'
-import { collect, finiteNumber, integer, seed } from '../parse-options.ts'
+import { collect, dtypes, finiteNumber, integer, type NamedDTypes, seed } from '../parse-options.ts'
 import { formatSummary } from '../summary.ts'
 import { makeSyntheticPipeline, SYNTHETIC_NAMES } from '../synthetic.ts'
 import { readTransformerConfig } from '../transformer-config.ts'
@@ -21,6 +21,7 @@ interface GenerateOptions {
   readonly tp: number
   readonly backend: string
   readonly threads?: number
+  readonly dtype?: NamedDTypes
   readonly lowMemory?: true
   readonly seed: bigint
   readonly steps?: number
@@ -53,6 +54,11 @@ export function generateCommand(): Command {
       .option('--tp <n>', 'ranks that share the transformer', integer(1), 1)
       .option('--backend <name>', `what computes: ${BACKEND_NAMES.join(', ')}`, 'ort')
       .option('--threads <n>', 'threads of each rank (default: all cores, shared out)', integer(1, 1024))
+      .option(
+        '--dtype <dtype>',
+        'what the models compute in: float32 (default) or bfloat16; as vae=float32, one of transformer, text-encoder and vae; several times for several',
+        dtypes,
+      )
       .option('--low-memory', 'load the text encoder for the prompt alone, and free it before the denoising')
       // Help prints defaults as JSON, which has no bigint.
       .addOption(new Option('--seed <n>', 'seed of the noise, as in torch').argParser(seed).default(42n, '42'))
@@ -102,6 +108,7 @@ async function requestOf(pipeline: string | undefined, options: GenerateOptions)
     tpDegree: options.tp,
     backend: options.backend,
     threads: options.threads,
+    dtype: options.dtype ?? {},
     lowMemory: options.lowMemory ?? false,
     seed: options.seed,
     out: options.out,
