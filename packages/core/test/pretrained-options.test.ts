@@ -51,7 +51,7 @@ describe('fromPretrained refuses before any weight is read', () => {
     ['a DDUF file', { ddufFile: 'flux.dduf' }, 'CHECKPOINT_FORMAT'],
     ['adapters', { adapters: ['style'] }, 'ADAPTERS_UNSUPPORTED'],
     ['an option that nobody has', { torchDtype: 'float32' }, 'OPTION_UNKNOWN'],
-    ['a dtype the backend cannot take', { dtype: 'bfloat16' }, 'DTYPE_UNSUPPORTED'],
+    ['a dtype the backend cannot take', { dtype: 'int8' }, 'DTYPE_UNSUPPORTED'],
     [
       'context parallelism',
       { parallelConfig: { contextParallelConfig: { ringDegree: 2 } } },
