@@ -2,7 +2,6 @@ import {
   type Backend,
   type Capabilities,
   type DeviceTensor,
-  type DType,
   type Executable,
   type HostValues,
   type LoadShardOptions,
@@ -14,14 +13,11 @@ import {
 } from '@rankwise/core'
 import { ReferenceBackend } from '@rankwise/core/reference'
 
-/** What mutants declare, but for those of bfloat16. */
+/** What these mutants declare. */
 export const NARROW: Capabilities = { dtypes: ['float32', 'float64'] }
 
-/** What mutants of bfloat16 declare. */
-export const WITH_BFLOAT16: Capabilities = { dtypes: ['float32', 'bfloat16'] }
-
 /** A backend that is right, but for what a mutant changes. */
-type Create = () => Backend
+export type Create = () => Backend
 
 /** What most mutants are made from: what they get wrong does not depend on the dtype. */
 class NarrowBackend extends ReferenceBackend {
@@ -124,50 +120,6 @@ function executing(
       return { ...bound, ...make(executable, segment, right) }
     },
   }))
-}
-
-/** Rounds float32 to bfloat16 by another rule on its bits, wherever that is done. */
-function rounding(round: (bits: number) => number): Create {
-  const isCast = ({ op, attributes }: Node) => op === 'cast' && attributes.dtype === 'bfloat16'
-  class Rounding extends ReferenceBackend {
-    override readonly supports: Capabilities = WITH_BFLOAT16
-
-    protected override runSegment(segment: Segment, values: HostValues): readonly Tensor[] {
-      // A cast rounds by itself; a product by 1 leaves that to `rounded`.
-      const uncast = (node: Node) => (isCast(node) ? { ...node, op: 'mul_scalar', attributes: { value: 1 } } : node)
-      return super.runSegment({ ...segment, nodes: segment.nodes.map(uncast) }, values)
-    }
-
-    protected override rounded(result: Tensor<'float64'>, dtype: DType): Tensor<'float64'> {
-      if (dtype !== 'bfloat16') return result
-      const words = new Uint32Array(result.cast('float32').clone().data.buffer)
-      return new Tensor('bfloat16', result.shape, Uint16Array.from(words, round)).cast('float64')
-    }
-  }
-  return () => new Rounding()
-}
-
-const toEven = (bits: number) => (isNaNBits(bits) ? 0x7fc0 : (bits + 0x7fff + ((bits >>> 16) & 1)) >>> 16)
-const isNaNBits = (bits: number) => (bits & 0x7fffffff) > 0x7f800000
-
-/** Rounds where a segment ends, and not after every operation in it. */
-class LateRounding extends ReferenceBackend {
-  override readonly supports: Capabilities = WITH_BFLOAT16
-
-  protected override rounded(result: Tensor<'float64'>): Tensor<'float64'> {
-    return result
-  }
-}
-
-/** Gives what it has computed in float32 as it is. */
-class Float32Results extends ReferenceBackend {
-  override readonly supports: Capabilities = WITH_BFLOAT16
-
-  protected override runSegment(segment: Segment, values: HostValues): readonly Tensor[] {
-    return super
-      .runSegment(segment, values)
-      .map((tensor) => (tensor.dtype === 'bfloat16' ? tensor.cast('float32') : tensor))
-  }
 }
 
 const dispose = (): Promise<void> => Promise.resolve()
@@ -432,6 +384,12 @@ const OTHERS: readonly BrokenBackend[] = [
     create: overriding(() => ({ supports: { dtypes: ['float32', 'float64', 'float16'] } as Capabilities })),
   },
   {
+    what: 'declares bfloat16, and refuses it',
+    group: 'operations in bfloat16',
+    supports: { dtypes: ['float32', 'bfloat16'] },
+    create: overriding(() => ({ supports: { dtypes: ['float32', 'bfloat16'] } as Capabilities })),
+  },
+  {
     what: 'does not declare a dtype that it computes in',
     group: 'capabilities',
     create: overriding(() => ({ supports: { dtypes: ['float32'] } as Capabilities })),
@@ -572,61 +530,10 @@ const OTHERS: readonly BrokenBackend[] = [
   },
 ]
 
-const OPS_BFLOAT16 = 'operations in bfloat16'
-
-/** Mistakes in bfloat16. What is rounded wrong only at special values shows where float32 is cast. */
-const BFLOAT16: readonly (readonly [what: string, group: string, create: Create])[] = [
-  ['bfloat16 is float32 until a segment ends', OPS_BFLOAT16, () => new LateRounding()],
-  ['bfloat16 is float32 until a segment of several operations ends', 'segments', () => new LateRounding()],
-  ['bfloat16 is given as float32', OPS_BFLOAT16, () => new Float32Results()],
-  ['bfloat16 is cut off', OPS_BFLOAT16, rounding((bits) => bits >>> 16)],
-  ['a cast to bfloat16 cuts off', OPS, rounding((bits) => bits >>> 16)],
-  ['ties go away from zero', OPS, rounding((bits) => (isNaNBits(bits) ? 0x7fc0 : (bits + 0x8000) >>> 16))],
-  ['ties go to zero', OPS, rounding((bits) => (isNaNBits(bits) ? 0x7fc0 : (bits + 0x7fff) >>> 16))],
-  ['NaN is rounded like a number', OPS, rounding((bits) => (bits + 0x7fff + ((bits >>> 16) & 1)) >>> 16)],
-  ['subnormal numbers become 0', OPS, rounding((bits) => ((bits & 0x7f800000) === 0 ? 0 : toEven(bits)))],
-  ['the largest numbers do not become infinite', OPS, rounding((bits) => withoutOverflow(bits, toEven(bits)))],
-  [
-    'attention rounds a scaled query',
-    OPS_BFLOAT16,
-    () =>
-      new (class extends ReferenceBackend {
-        override readonly supports: Capabilities = WITH_BFLOAT16
-
-        protected override runSegment(segment: Segment, values: HostValues): readonly Tensor[] {
-          return super.runSegment({ ...segment, nodes: segment.nodes.flatMap(scaledQuery) }, values)
-        }
-      })(),
-  ],
-  ['declares bfloat16, and refuses it', OPS_BFLOAT16, overriding(() => ({ supports: WITH_BFLOAT16 }))],
-]
-
-function withoutOverflow(bits: number, rounded: number): number {
-  return (rounded & 0x7fff) === 0x7f80 && (bits & 0x7fffffff) < 0x7f800000 ? rounded - 1 : rounded
-}
-
-/** Scales the query in an operation of its own before attention. */
-function scaledQuery(node: Node): readonly Node[] {
-  const [q, ...others] = node.inputs
-  if (node.op !== ATTENTION || q === undefined) return [node]
-  const scaled = { ...q, id: -1 }
-  return [
-    {
-      ...node,
-      op: 'mul_scalar',
-      inputs: [q],
-      attributes: { value: node.attributes.scale as number },
-      outputs: [scaled],
-    },
-    { ...node, inputs: [scaled, ...others], attributes: { ...node.attributes, scale: 1 } },
-  ]
-}
-
 /** All broken backends. */
 export const BROKEN_BACKENDS: readonly BrokenBackend[] = [
   ...OPERATIONS.map(([what, create]) => ({ what, group: OPS, create })),
   ...OTHERS,
-  ...BFLOAT16.map(([what, group, create]) => ({ what, group, create, supports: WITH_BFLOAT16 })),
 ]
 
 /** The ways to break a backend, which break nothing by themselves. */
@@ -637,5 +544,4 @@ export const UNBROKEN_BACKENDS: readonly Omit<BrokenBackend, 'group'>[] = [
   { what: 'loading', create: loading((tensor) => tensor) },
   { what: 'overriding', create: overriding(() => ({})) },
   { what: 'executing', create: executing(() => ({})) },
-  { what: 'rounding', create: rounding(toEven), supports: WITH_BFLOAT16 },
 ]

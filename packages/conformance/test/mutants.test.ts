@@ -9,7 +9,8 @@ import { type PlanSubject, planChecks } from '../src/model/plan-checks.ts'
 import { launchInProcess } from '../src/ranks/launch-in-process.ts'
 import { TINY_DIRECTORY } from '../src/tiny-golden.ts'
 import { TinyTransformer } from '../src/tiny-transformer.ts'
-import { BROKEN_BACKENDS, NARROW, UNBROKEN_BACKENDS, WITH_BFLOAT16 } from './broken-backends.ts'
+import { BROKEN_BACKENDS, NARROW, UNBROKEN_BACKENDS } from './broken-backends.ts'
+import { BROKEN_BFLOAT16, UNBROKEN_ROUNDING } from './broken-bfloat16.ts'
 import { BROKEN_COLLECTIVES, UNBROKEN_COLLECTIVES } from './broken-collectives.ts'
 import { BROKEN_PARTITIONS, BROKEN_PLANS, UNBROKEN_PARTITION } from './broken-plans.ts'
 
@@ -35,21 +36,17 @@ describe('nothing is found in what only could be broken', () => {
   // Operations are checked elsewhere on what is not broken, and take the longest.
   const isQuick = ({ title }: CheckGroup) => !title.startsWith('operations')
 
-  it.each(UNBROKEN_BACKENDS)('a backend: $what', async ({ create, supports = NARROW }) => {
+  it.each([...UNBROKEN_BACKENDS, UNBROKEN_ROUNDING])('a backend: $what', async ({ create, supports = NARROW }) => {
     expect(await firstFailure(backendChecks({ create, supports }).filter(isQuick))).toBeUndefined()
   })
 
   it('the rounding of a backend, where operations round', async () => {
-    const rounding = UNBROKEN_BACKENDS.filter(({ supports }) => supports === WITH_BFLOAT16)
-    expect(rounding).toHaveLength(1)
-    for (const subject of rounding) {
-      const groups = backendChecks(subject).filter((group) => !isQuick(group))
-      const rounds = groups.map(({ title, checks }) => {
-        return { title, checks: checks.filter((check) => ['cast', 'div', 'linear'].includes(check.title)) }
-      })
-      expect(rounds.map(({ checks }) => checks.length)).toEqual([3, 3])
-      expect(await firstFailure(rounds)).toBeUndefined()
-    }
+    const groups = backendChecks(UNBROKEN_ROUNDING).filter((group) => !isQuick(group))
+    const rounds = groups.map(({ title, checks }) => {
+      return { title, checks: checks.filter((check) => ['cast', 'div', 'linear'].includes(check.title)) }
+    })
+    expect(rounds.map(({ checks }) => checks.length)).toEqual([3, 3])
+    expect(await firstFailure(rounds)).toBeUndefined()
   })
 
   it('collectives', async () => {
@@ -63,7 +60,7 @@ describe('nothing is found in what only could be broken', () => {
 })
 
 describe('mutants of backends', () => {
-  for (const { what, group, create, supports = NARROW } of BROKEN_BACKENDS) {
+  for (const { what, group, create, supports = NARROW } of [...BROKEN_BACKENDS, ...BROKEN_BFLOAT16]) {
     const groups = backendChecks({ create, supports }).filter(({ title }) => title === group)
     it(what, (context) => expectCaught(groups, context))
   }
