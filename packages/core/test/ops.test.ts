@@ -105,6 +105,30 @@ const unaryRules: readonly Rule[] = Object.entries(UNARY).map(([op, attributes])
   refusal: always('never'),
 }))
 
+/** What is in 16 bits is summed before it is rounded by anything else. */
+const roundedRules: readonly Rule[] = [
+  ...BINARY.map(({ op }) => ({
+    title: `${op} in bfloat16`,
+    op,
+    shapes: [
+      [8, 16],
+      [8, 16],
+    ],
+    dtypes: ['bfloat16', 'bfloat16'] as const,
+    legal: ['C C -> R', ...same],
+    refusal: always('PLACEMENT_ELEMENTWISE'),
+  })),
+  {
+    title: 'mul_scalar in float16',
+    op: 'mul_scalar',
+    shapes: [[8, 16]],
+    dtypes: ['float16'],
+    attributes: { value: 1.5 },
+    legal: ['C -> R', ...shardsStay],
+    refusal: always('never'),
+  },
+]
+
 const linearRules: readonly Rule[] = [
   {
     title: 'linear',
@@ -385,6 +409,7 @@ const spatialRules: readonly Rule[] = [
 const RULES: readonly Rule[] = [
   ...binaryRules,
   ...unaryRules,
+  ...roundedRules,
   ...linearRules,
   ...movementRules,
   normRule('layer_norm', 0),

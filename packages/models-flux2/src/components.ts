@@ -143,7 +143,8 @@ async function loadParts(
   const tokenizer = options.tokenizer ?? (await Tokenizer.fromPretrained(directory, { subfolder: 'tokenizer' }))
   const scheduler =
     options.scheduler ?? (await FlowMatchEulerDiscreteScheduler.fromPretrained(directory, { subfolder: 'scheduler' }))
-  if (options.lowMemory === true) await checkTextEncoder(repository ?? pathOrId, kind.textEncoder, options)
+  if (options.lowMemory === true)
+    await checkTextEncoder(repository ?? pathOrId, kind.textEncoder, { ...options, signal })
   const missing = Object.entries(modelLoads(loading)).filter(([name]) => options[name as ComponentName] === undefined)
   const loaded = await loadAll(Object.fromEntries(missing), { isParallel: mayLoadAtOnce(options), signal })
   const { transformer, textEncoder, vae, isDistilled = index.isDistilled } = options
@@ -156,8 +157,8 @@ async function loadParts(
  * the buffers of several loads: for each at most 64 MiB, or one weight that is larger. `lowMemory` saves these. A backend
  * with `requireRoom` compares each model with what it has loaded before, not with what it is going to load.
  */
-function mayLoadAtOnce({ backend, lowMemory = false }: Flux2FromPretrainedOptions): boolean {
-  return !lowMemory && backend.requireRoom === undefined
+function mayLoadAtOnce({ backend, lowMemory = false }: Partial<Flux2FromPretrainedOptions>): boolean {
+  return !lowMemory && backend?.requireRoom === undefined
 }
 
 /** How each model is loaded, the largest first. */

@@ -3,6 +3,7 @@ import {
   type AutoencoderKLFlux2,
   type FlowMatchEulerDiscreteScheduler,
   type HiddenStateEncoder,
+  type LatentDType,
   prepareLatentIds,
   type Tokenizer,
 } from '@rankwise/diffusion'
@@ -43,6 +44,7 @@ interface PreparedRequest {
   readonly scheduler: FlowMatchEulerDiscreteScheduler
   /** Of the patched latents, `[batch, channels, rows, columns]`. */
   readonly shape: Shape
+  readonly dtypes: Readonly<Record<'transformer' | 'vae', LatentDType>>
 }
 
 /**
@@ -104,17 +106,15 @@ export abstract class Flux2PipelineBase<O extends Flux2CallOptions> implements F
   ): AsyncGenerator<DenoisingStep, Flux2Output<T>, void> {
     const { signal, callbackOnStepEnd } = options
     const { collectives } = this.transformer
-    const dtype = latentDTypeOf(this.transformer, 'transformer')
     using _turn = await turns.take(collectives)
     const prepared = await together(() => this.prepare(options), {
       collectives,
-      fingerprint: ({ request, references }) =>
-        fingerprintOf(request, references?.samples ?? [], { transformer: dtype, vae: this.vae.dtype }),
+      fingerprint: ({ request, references, dtypes }) => fingerprintOf(request, references?.samples ?? [], dtypes),
     })
-    const { request, scheduler, shape } = prepared
+    const { request, scheduler, shape, dtypes } = prepared
     const conditions = await together(() => this.conditions(prepared, signal), { collectives })
     await shareConditions(conditions, collectives, signal)
-    const noise = await latentNoise(shape, { ...request, dtype, collectives, signal })
+    const noise = await latentNoise(shape, { ...request, dtype: dtypes.transformer, collectives, signal })
     const [, , rows, columns] = shape as readonly [number, number, number, number]
     const latents = yield* denoise({
       scheduler,
@@ -144,14 +144,14 @@ export abstract class Flux2PipelineBase<O extends Flux2CallOptions> implements F
     const [rows, columns] = [request.height / pixelsPerToken, request.width / pixelsPerToken]
     const shape = [request.batch, this.transformer.config.inChannels, rows, columns]
     requireLatents(request.latents, shape)
-    return { request, references, scheduler: scheduleFor(this.scheduler, rows * columns, request), shape }
+    const dtypes = { transformer: latentDTypeOf(this.transformer, 'transformer'), vae: latentDTypeOf(this.vae, 'vae') }
+    return { request, references, scheduler: scheduleFor(this.scheduler, rows * columns, request), shape, dtypes }
   }
 
   private async conditions(
-    { request, references }: PreparedRequest,
+    { request, references, dtypes: { transformer: dtype } }: PreparedRequest,
     signal: AbortSignal | undefined,
   ): Promise<Conditions> {
-    const dtype = latentDTypeOf(this.transformer, 'transformer')
     const prompts = await whileLoaded(this.textEncoder, () =>
       encodePrompts(request, {
         encode: (texts) => this.encodePrompt(texts, { ...request, warns: this.isFirstRank, signal }),

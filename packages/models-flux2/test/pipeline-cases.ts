@@ -82,6 +82,11 @@ export const PIPELINE_CASES: readonly PipelineCase[] = [
   },
 ]
 
+/** One with guidance, one that keeps keys and values; both have a golden in bfloat16 as well. */
+export const REFERENCE_CASES: readonly PipelineCase[] = PIPELINE_CASES.filter(({ name }) =>
+  ['klein-base.i2i.64x96.cfg4', 'klein-kv.i2i.64x96'].includes(name),
+)
+
 /** Enough to see that nothing depends on the number of ranks; 4 of them share the 2 cores of many machines. */
 export const WIDE_CASES: readonly PipelineCase[] = PIPELINE_CASES.filter(({ name }) =>
   [

@@ -1,4 +1,4 @@
-import { DTYPES, type DType, isFloatingPoint } from '../dtype.ts'
+import { DTYPES, type DType, isFloatingPoint, itemSize } from '../dtype.ts'
 import type { TensorType } from '../graph.ts'
 import { defineOp, type PlacementContext, shapeError } from '../op.ts'
 import { PARTIAL, type Placement, REPLICATED, sameBlocks, shard } from '../placement.ts'
@@ -44,6 +44,14 @@ function placeBroadcast(context: PlacementContext, placements: readonly Placemen
   return sharded
 }
 
+/**
+ * Whether summands are added up before anything is done to them, as in torch. What is in 16 bits loses bits to every
+ * operation, and summands are larger than their sum; where they stay summands, nothing is saved but the order of exchanges.
+ */
+function isSummedFirst({ outputs }: PlacementContext): boolean {
+  return itemSize(outputs[0]?.dtype ?? 'float32') === 2
+}
+
 function defineBinary(name: string, placePartial: (a: Placement, b: Placement) => Placement | undefined): void {
   defineOp({
     name,
@@ -53,7 +61,7 @@ function defineBinary(name: string, placePartial: (a: Placement, b: Placement) =
       return [{ dtype: x.dtype, shape: broadcastShape(name, x, y) }]
     },
     place(context) {
-      const partial = placePartial(context.placement(0), context.placement(1))
+      const partial = isSummedFirst(context) ? undefined : placePartial(context.placement(0), context.placement(1))
       if (partial !== undefined) return [partial]
       return [placeBroadcast(context, [context.complete(0), context.complete(1)])]
     },
@@ -74,7 +82,7 @@ function defineUnary(name: string, flopsPerElement: number, linear: boolean): vo
   defineOp({
     name,
     infer: ([x]) => [x as TensorType],
-    place: (context) => [linear ? context.placement(0) : context.complete(0)],
+    place: (context) => [linear && !isSummedFirst(context) ? context.placement(0) : context.complete(0)],
     cost: (_inputs, [output]) => ({ flops: flopsPerElement * sizeOf((output as TensorType).shape) }),
   })
 }
