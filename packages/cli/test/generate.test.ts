@@ -130,6 +130,10 @@ describe('rankwise generate', () => {
       expect(segmentSeconds + allReduceSeconds).toBeLessThanOrEqual(seconds)
     }
     const { traceEvents } = JSON.parse(await readFile(trace, 'utf8'))
+    const stages = traceEvents.filter(({ ph, pid }: { ph: string; pid: number }) => ph === 'b' && pid === 1)
+    expect(stages.map(({ name }: { name: string }) => name)).toEqual(
+      expect.arrayContaining(['load Flux2Transformer2DModel', 'encode', 'step 1', 'step 2', 'decode']),
+    )
     for (const pid of [0, 1]) {
       const own = traceEvents.filter((event: { pid: number }) => event.pid === pid)
       expect(own.filter(({ cat }: { cat: string }) => cat === 'all_reduce')).toHaveLength(

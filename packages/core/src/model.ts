@@ -86,13 +86,15 @@ export abstract class ModelMixin extends Module implements PlannedModel {
       const repository = await openPretrained(pathOrId, { ...hubOptionsOf(given), signal, fromFirst })
       return loadModel(this, repository ?? pathOrId, { ...given, signal })
     }
-    const { model, runtime } = await loadTogether(load, {
-      collectives: joinedCollectives(given.parallelConfig?.tpDegree ?? 1),
-      // What is no signal is refused in the load.
-      signal: given.signal instanceof AbortSignal ? given.signal : undefined,
-      within: typeof given.within === 'function' ? given.within : undefined,
-      release: ({ runtime }) => disposeWeights(runtime),
-    })
+    const { model, runtime } = await profiled({ category: 'stage', name: `load ${this.name}` }, () =>
+      loadTogether(load, {
+        collectives: joinedCollectives(given.parallelConfig?.tpDegree ?? 1),
+        // What is no signal is refused in the load.
+        signal: given.signal instanceof AbortSignal ? given.signal : undefined,
+        within: typeof given.within === 'function' ? given.within : undefined,
+        release: ({ runtime }) => disposeWeights(runtime),
+      }),
+    )
     model.#runtime = runtime
     return model
   }

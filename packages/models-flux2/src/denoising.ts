@@ -1,4 +1,4 @@
-import { type Collectives, type Tensor, throwIfAborted } from '@rankwise/core'
+import { type Collectives, profiled, type Tensor, throwIfAborted } from '@rankwise/core'
 import { computeEmpiricalMu, FlowMatchEulerDiscreteScheduler, modelTimestep } from '@rankwise/diffusion'
 import type { DenoisingStep, Flux2CallOptions } from './generation-options.ts'
 import { type LatentTensor, latentTensor } from './latent-tensor.ts'
@@ -49,7 +49,8 @@ export async function* denoise(denoising: Denoising): AsyncGenerator<DenoisingSt
     for (const [step, timestep] of scheduler.timesteps.entries()) {
       throwIfAborted(signal)
       const time = filled(batch, modelTimestep(timestep, latents.dtype))
-      const predicted = await velocity.predict({ latents, ids, timestep: time, signal })
+      const state = { latents, ids, timestep: time, signal }
+      const predicted = await profiled({ category: 'stage', name: `step ${step + 1}` }, () => velocity.predict(state))
       latents = scheduler.step(predicted, timestep, latents)
       const replacement = await callbackOnStepEnd?.({ step, totalSteps, timestep, latents })
       if (replacement !== undefined) {

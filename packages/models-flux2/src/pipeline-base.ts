@@ -1,4 +1,4 @@
-import { type Shape, Turns, throwIfAborted } from '@rankwise/core'
+import { profiled, type Shape, Turns, throwIfAborted } from '@rankwise/core'
 import {
   type AutoencoderKLFlux2,
   type FlowMatchEulerDiscreteScheduler,
@@ -112,7 +112,9 @@ export abstract class Flux2PipelineBase<O extends Flux2CallOptions> implements F
       fingerprint: ({ request, references, dtypes }) => fingerprintOf(request, references?.samples ?? [], dtypes),
     })
     const { request, scheduler, shape, dtypes } = prepared
-    const conditions = await together(() => this.conditions(prepared, signal), { collectives })
+    const conditions = await profiled({ category: 'stage', name: 'encode' }, () =>
+      together(() => this.conditions(prepared, signal), { collectives }),
+    )
     await shareConditions(conditions, collectives, signal)
     const noise = await latentNoise(shape, { ...request, dtype: dtypes.transformer, collectives, signal })
     const [, , rows, columns] = shape as readonly [number, number, number, number]
@@ -128,7 +130,8 @@ export abstract class Flux2PipelineBase<O extends Flux2CallOptions> implements F
     throwIfAborted(signal)
     const { latentOutput } = this.traits
     const outputType = request.outputType as T
-    return toOutput(latents, { outputType, latentOutput, rows, columns, vae: this.vae, collectives, signal })
+    const how = { outputType, latentOutput, rows, columns, vae: this.vae, collectives, signal }
+    return profiled({ category: 'stage', name: 'decode' }, () => toOutput(latents, how))
   }
 
   /** Everything that can be refused before the models run. */
