@@ -1,7 +1,7 @@
 import { type DType, type Node, RankwiseError, type Segment, type Shape, sizeOf, type Value } from '@rankwise/core'
 import { hostDType, requireFloat32 } from '../host-dtype.ts'
 import type { OnnxModel, OnnxValueInfo } from '../onnx/model.ts'
-import { OnnxBuilder } from '../onnx/onnx-builder.ts'
+import { type HalfInputs, OnnxBuilder } from '../onnx/onnx-builder.ts'
 import { rowsShape, type WeightStorage } from '../weight-storage.ts'
 import { attentionRules } from './attention.ts'
 import { elementwiseRules } from './elementwise.ts'
@@ -29,6 +29,14 @@ export interface WeightRows extends Rows {
   readonly parameter: number
 }
 
+/** How a segment is lowered. */
+export interface LoweringOptions {
+  /** @default LOWERING_RULES */
+  readonly rules?: LoweringRules | undefined
+  /** @default 'bits' */
+  readonly halfInputs?: HalfInputs | undefined
+}
+
 /** A segment as an ONNX graph. */
 export interface LoweredSegment {
   /** Its inputs are the segment's, then the `weightInputs`; its outputs are the segment's, in their order. */
@@ -45,23 +53,28 @@ export interface LoweredSegment {
 export function lowerSegment(
   segment: Segment,
   storages: readonly WeightStorage[],
-  rules: LoweringRules = LOWERING_RULES,
+  options: LoweringOptions = {},
 ): LoweredSegment {
-  return new SegmentLowering(segment, storages, rules).run()
+  return new SegmentLowering(segment, storages, options).run()
 }
 
 class SegmentLowering {
   readonly #segment: Segment
   readonly #storages: readonly WeightStorage[]
   readonly #rules: LoweringRules
-  readonly #onnx = new OnnxBuilder()
+  readonly #onnx: OnnxBuilder
   /** By the id of the segment's value. */
   readonly #operands = new Map<number, Operand>()
   /** By the name of the input. */
   readonly #weightInputs = new Map<string, WeightRows>()
   readonly #used: ReadonlySet<number>
 
-  constructor(segment: Segment, storages: readonly WeightStorage[], rules: LoweringRules) {
+  constructor(
+    segment: Segment,
+    storages: readonly WeightStorage[],
+    { rules = LOWERING_RULES, halfInputs }: LoweringOptions,
+  ) {
+    this.#onnx = new OnnxBuilder(halfInputs)
     this.#segment = segment
     this.#storages = storages
     this.#rules = rules
@@ -94,7 +107,7 @@ class SegmentLowering {
     const { dtype } = this.#storages[parameter] as WeightStorage
     return this.#onnx.input({
       name,
-      dtype: dtype === 'float32' ? dtype : 'uint16',
+      dtype: dtype === 'float32' || this.#onnx.halfInputs === 'floats' ? dtype : 'uint16',
       shape: rowsShape(shape, end - start),
     })
   }
@@ -134,9 +147,12 @@ class SegmentLowering {
     return rule({ onnx: this.#onnx, attributes: node.attributes as never, outputs }, ...inputs)
   }
 
-  /** Every output has a name of its own, also when several are the same value. */
+  /**
+   * Every output has a name of its own, also when several are the same value, or one is an input: ORT would not write that
+   * to memory that it is given for the output.
+   */
   #outputs(values: readonly Value[]): readonly OnnxValueInfo[] {
-    const taken = new Set<string>()
+    const taken = new Set(this.#segment.inputs.map((value) => this.#operand(value).name))
     return values.map((value) => {
       const { name } = this.#operand(value)
       const own = taken.has(name) ? this.#onnx.op('Identity', [name]) : name

@@ -85,12 +85,12 @@ export function join(onnx: OnnxBuilder, { dim, parts }: Parts): string {
 
 /**
  * Stored elements as float32, exactly. The Node binding of ORT takes no bfloat16 and, where JavaScript has Float16Array,
- * float16 only as such, so both come as uint16.
+ * float16 only as such, so both may come as uint16.
  */
 export function toFloat32(onnx: OnnxBuilder, name: string, dtype: WeightDType): string {
   if (dtype === 'float32') return name
-  const reinterpreted = onnx.op('BitCast', [name], { to: { i: ELEMENT_TYPES[dtype] } })
-  return onnx.op('Cast', [reinterpreted], { to: { i: ELEMENT_TYPES.float32 } })
+  const halves = onnx.halfInputs === 'floats' ? name : onnx.op('BitCast', [name], { to: { i: ELEMENT_TYPES[dtype] } })
+  return onnx.op('Cast', [halves], { to: { i: ELEMENT_TYPES.float32 } })
 }
 
 function rowsOfPieces(pieces: readonly number[]): readonly Rows[] {

@@ -17,7 +17,7 @@ export interface Parts {
 
 /** A weight as it is stored: in parts along dimension 0. */
 export interface StoredParts extends Parts {
-  /** Graphs take 16-bit floats as uint16 and reinterpret them, see `toFloat32`. */
+  /** Graphs may take 16-bit floats as uint16 and reinterpret them, see `toFloat32`. */
   readonly dtype: WeightDType
 }
 

@@ -14,6 +14,18 @@ export const ELEMENT_TYPES = {
 
 export type OnnxDType = keyof typeof ELEMENT_TYPES
 
+/** Bytes of one element. */
+export const ELEMENT_BYTES: Readonly<Record<OnnxDType, number>> = {
+  float32: 4,
+  uint16: 2,
+  int32: 4,
+  int64: 8,
+  bool: 1,
+  float16: 2,
+  float64: 8,
+  bfloat16: 2,
+}
+
 /** An attribute; the fields are those of `AttributeProto`, because a JavaScript number does not say which it is. */
 export type OnnxAttribute =
   | { readonly f: number }

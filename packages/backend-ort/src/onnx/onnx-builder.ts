@@ -1,14 +1,23 @@
 import type { Shape } from '@rankwise/core'
 import type { OnnxAttributes, OnnxDType, OnnxInitializer, OnnxModel, OnnxNode, OnnxValueInfo } from './model.ts'
 
+/** How weights that are stored in 16-bit floats enter a graph: as such, or as uint16 with their bits. */
+export type HalfInputs = 'floats' | 'bits'
+
 /** Collects the nodes and constants of one ONNX graph; values are known by their names. */
 export class OnnxBuilder {
+  readonly halfInputs: HalfInputs
   readonly #inputs: OnnxValueInfo[] = []
   readonly #initializers = new Map<string, OnnxInitializer>()
   readonly #nodes: OnnxNode[] = []
   readonly #earlyNodes: OnnxNode[] = []
   #path = ''
   #isEarly = false
+
+  /** @param halfInputs @default 'bits' */
+  constructor(halfInputs: HalfInputs = 'bits') {
+    this.halfInputs = halfInputs
+  }
 
   /** Emits the nodes of `body` as part of the module at `path`. */
   within<T>(path: string, body: () => T): T {
