@@ -104,13 +104,15 @@ void runtime_share_nothing(void) {
   pthread_mutex_unlock(&runtime.lock);
 }
 
-// An arena that grows by what is asked for: one that doubles takes up to twice as much.
+// The arena begins with 64 MiB, of which only what is touched costs memory, and doubles; chunks are split wherever 1 MiB is
+// left. A FLUX.2-klein-4B single block of 768 tokens then peaks at 236 MB and a double one at 226, Node.js with 75 included;
+// 268 and 237 if it begins with 16 MiB, 293 and 285 if it grows by what is asked for.
 static char *register_arena(void) {
   const ort_t *ort = &runtime.ort;
-  static const char *const KEYS[] = {"arena_extend_strategy"};
-  static const size_t VALUES[] = {1};
+  static const char *const KEYS[] = {"arena_extend_strategy", "initial_chunk_size_bytes", "max_dead_bytes_per_chunk"};
+  static const size_t VALUES[] = {0, (size_t)64 << 20, (size_t)1 << 20};
   OrtArenaCfg *config = NULL;
-  char *error = runtime_error(ort->CreateArenaCfgV2(KEYS, VALUES, 1, &config));
+  char *error = runtime_error(ort->CreateArenaCfgV2(KEYS, VALUES, 3, &config));
   if (error == NULL) error = runtime_error(ort->CreateAndRegisterAllocator(runtime.env, runtime.memory, config));
   if (config != NULL) ort->ReleaseArenaCfg(config);
   return error;

@@ -174,15 +174,31 @@ export class GraphExecutor {
       for (const [i, partial] of partials.entries()) values.set((sums[i] as Value).id, values.at(partial.id))
       return
     }
-    const tensors = await Promise.all(
-      partials.map(async (partial) => {
-        const tensor = await backend.download(values.at(partial.id))
+    // Where the parts are not needed any more, the sums are written over them.
+    const isInPlace = backend.borrow !== undefined && partials.every(({ id }) => released.includes(id))
+    const tensors = isInPlace
+      ? partials.map(({ id }) => (backend as Required<Backend>).borrow(values.at(id)))
+      : await this.#copiesOf(partials, values, released)
+    await collectives.allReduce(tensors, { signal })
+    for (const [i, tensor] of tensors.entries()) {
+      const sum = isInPlace ? values.at((partials[i] as Value).id) : backend.upload(tensor)
+      values.set((sums[i] as Value).id, sum)
+    }
+  }
+
+  /** Partial values on the host, to be written to. */
+  async #copiesOf(
+    partials: readonly Value[],
+    values: DeviceValues,
+    released: readonly number[],
+  ): Promise<readonly Tensor[]> {
+    return Promise.all(
+      partials.map(async ({ id }) => {
+        const tensor = await this.#options.backend.download(values.at(id))
         // The sum is written over the part, which a later linear operation may still need.
-        return released.includes(partial.id) ? tensor : tensor.clone()
+        return released.includes(id) ? tensor : tensor.clone()
       }),
     )
-    await collectives.allReduce(tensors, { signal })
-    for (const [i, tensor] of tensors.entries()) values.set((sums[i] as Value).id, backend.upload(tensor))
   }
 
   #weightsOf(segment: Segment): readonly DeviceTensor[] {
