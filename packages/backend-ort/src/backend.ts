@@ -19,7 +19,8 @@ import { WeightTensor } from './weight-tensor.ts'
 
 /** Runs segments on ONNX Runtime's CPU provider, in float32, on weights as their files store them. Made by {@link ort}. */
 export class OrtBackend implements Backend {
-  readonly name = 'ort'
+  /** `ort-capi` or `ort-binding`. */
+  readonly name: string
   readonly supports: Capabilities = { dtypes: ['float32'] }
   /** Threads that one operation runs on. */
   readonly threads: number
@@ -34,6 +35,7 @@ export class OrtBackend implements Backend {
   #isDisposed = false
 
   constructor({ engine, selection }: SelectedEngine, loader: WeightLoader) {
+    this.name = `ort-${engine.name}`
     this.threads = engine.threads
     this.selection = selection
     this.#engine = engine

@@ -17,9 +17,17 @@ const PRODUCT = [0, 2, 1.25, 1]
  * @throws RankwiseError `ORT_ENGINE` saying what went wrong
  */
 export async function checkEngine(engine: Engine): Promise<void> {
-  const problem = (await productProblem(engine)) ?? (await refusalProblem(engine)) ?? (await failureProblem(engine))
+  const problem = await problemOf(engine)
   if (problem === undefined) return
   throw engineError(`ONNX Runtime does not do what it should: ${problem}`, { remedy: 'install onnxruntime-node anew' })
+}
+
+async function problemOf(engine: Engine): Promise<string | undefined> {
+  try {
+    return (await productProblem(engine)) ?? (await refusalProblem(engine)) ?? (await failureProblem(engine))
+  } catch (error) {
+    return messageOf(error)
+  }
 }
 
 /** A bfloat16 input is cast and multiplied. */
