@@ -71,6 +71,28 @@ static void run(share_t *shares) {
   for (size_t i = 1; i < threads; i++) pthread_join(others[i], NULL);
 }
 
+// Elements all over y, against sums in double: what is timed has to be the whole product.
+static void require_product(const char *name) {
+  for (size_t sample = 0; sample < 1000; sample++) {
+    size_t row = sample * 7919 % gemm.m;
+    size_t column = sample * 104729 % gemm.n;
+    double sum = 0;
+    double magnitude = 0;
+    for (size_t p = 0; p < gemm.k; p++) {
+      uint32_t bits = (uint32_t)((const uint16_t *)gemm.w)[column * gemm.k + p] << 16;
+      float weight;
+      memcpy(&weight, &bits, sizeof weight);
+      double term = (double)gemm.x[row * gemm.k + p] * weight;
+      sum += term;
+      magnitude += term < 0 ? -term : term;
+    }
+    double error = gemm.y[row * gemm.n + column] - sum;
+    if (error <= 1e-5 * magnitude && error >= -1e-5 * magnitude) continue;
+    fprintf(stderr, "%s: y[%zu, %zu] is off by %g\n", name, row, column, error);
+    exit(1);
+  }
+}
+
 static int ascending(const void *a, const void *b) {
   double difference = *(const double *)a - *(const double *)b;
   return difference < 0 ? -1 : difference > 0;
@@ -79,6 +101,8 @@ static int ascending(const void *a, const void *b) {
 static void measure(const char *name, share_t *shares) {
   double wall[repeats];
   double cpu[repeats];
+  // NaN, where a kernel would leave something out.
+  memset(gemm.y, 0xff, gemm.m * gemm.n * sizeof *gemm.y);
   run(shares);
   for (size_t i = 0; i < repeats; i++) {
     double wall_start = now(CLOCK_MONOTONIC);
@@ -87,6 +111,7 @@ static void measure(const char *name, share_t *shares) {
     cpu[i] = now(CLOCK_PROCESS_CPUTIME_ID) - cpu_start;
     wall[i] = now(CLOCK_MONOTONIC) - wall_start;
   }
+  if (kernel != NULL) require_product(name);
   qsort(wall, repeats, sizeof *wall, ascending);
   qsort(cpu, repeats, sizeof *cpu, ascending);
   printf("{\"kernel\":\"%s\",\"milliseconds\":%.4f,\"minMilliseconds\":%.4f,\"maxMilliseconds\":%.4f,"

@@ -19,7 +19,7 @@ enum { LANES = 16, ROWS = 14 };
 #elif defined(__AVX2__)
 enum { LANES = 8, ROWS = 6 };
 #elif defined(__aarch64__)
-enum { LANES = 4, ROWS = 12 };
+enum { LANES = 4, ROWS = 8 };
 #else
 enum { LANES = 4, ROWS = 6 };
 #endif
