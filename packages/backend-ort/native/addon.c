@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "linear.h"
 #include "session.h"
 #include "worker.h"
 
@@ -413,6 +414,9 @@ NAPI_MODULE_INIT() {
   napi_value protocol;
   if (napi_create_int32(env, PROTOCOL, &protocol) != napi_ok) return NULL;
   if (napi_set_named_property(env, exports, "protocol", protocol) != napi_ok) return NULL;
+  napi_value instructions;
+  if (napi_create_string_utf8(env, linear_instruction_set(), NAPI_AUTO_LENGTH, &instructions) != napi_ok) return NULL;
+  if (napi_set_named_property(env, exports, "instructionSet", instructions) != napi_ok) return NULL;
   const size_t count = sizeof functions / sizeof *functions;
   return napi_define_properties(env, exports, count, functions) == napi_ok ? exports : NULL;
 }

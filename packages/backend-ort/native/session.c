@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "linear.h"
+
 // Optimisations from "extended" on turn Add + LayerNormalization into SkipLayerNormalization, which is 2 to 5 times less
 // exact. A memory pattern would be allocated beside the arena. Threads that spin after a run take the cores from others.
 static char *configure(OrtSessionOptions *options, const session_settings_t *settings) {
@@ -14,6 +16,9 @@ static char *configure(OrtSessionOptions *options, const session_settings_t *set
   if (error == NULL) error = runtime_error(ort->DisableMemPattern(options));
   if (error == NULL) error = runtime_error(ort->AddSessionConfigEntry(options, "session.use_env_allocators", "1"));
   if (error == NULL) error = runtime_error(ort->AddSessionConfigEntry(options, "session.force_spinning_stop", "1"));
+  OrtCustomOpDomain *domain = NULL;
+  if (error == NULL) error = linear_domain(settings->threads, &domain);
+  if (error == NULL) error = runtime_error(ort->AddCustomOpDomain(options, domain));
   if (error != NULL) return error;
   if (shares) return runtime_error(ort->DisablePerSessionThreads(options));
   error = runtime_error(ort->SetIntraOpNumThreads(options, settings->threads));

@@ -42,7 +42,7 @@ export class OrtExecutable implements Executable {
       parameters === undefined
         ? segment.parameters.map(({ shape }) => wholeStorage('float32', shape))
         : weightsFor(segment, parameters).map(({ layout }) => layout)
-    const { model, weightInputs } = lowerSegment(segment, storages, { halfInputs: engine.halfInputs })
+    const { model, weightInputs } = lowerSegment(segment, storages, { target: engine.target })
     const session = await engine.createSession(model)
     const compiled = { segment, storages: storages.map(formatStorage), engine, session, weightInputs }
     return new OrtExecutable(compiled, onDispose)

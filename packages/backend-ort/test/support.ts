@@ -28,7 +28,7 @@ export async function runSegment(
 ): Promise<readonly Tensor[]> {
   const storages = weights.map(({ layout }) => layout)
   const { engine } = await selectEngine(process.env[ENGINE_VARIABLE] ?? 'auto', { threads, pinThreads: false })
-  const { model, weightInputs } = lowerSegment(segment, storages, { rules, halfInputs: engine.halfInputs })
+  const { model, weightInputs } = lowerSegment(segment, storages, { rules, target: engine.target })
   try {
     const session = await engine.createSession(model)
     const rows = weightInputs.map(({ parameter, start, end }) => (weights[parameter] as WeightTensor).rows(start, end))
@@ -38,6 +38,15 @@ export async function runSegment(
   } finally {
     await engine.dispose()
   }
+}
+
+/** Whether the engine that the environment names multiplies by weights in bfloat16 with a kernel of its own. */
+export const HAS_LINEAR: boolean = await hasLinear()
+
+async function hasLinear(): Promise<boolean> {
+  const { engine } = await selectEngine(process.env[ENGINE_VARIABLE] ?? 'auto', { threads: 1, pinThreads: false })
+  await engine.dispose()
+  return engine.target.hasLinear
 }
 
 /** A weight in memory, of consecutive pieces. @param pieces - rows of each. @default all */

@@ -22,6 +22,8 @@ export interface Port {
 /** What native/addon.c exports. Its errors say what ONNX Runtime says. */
 export interface Addon {
   readonly protocol: number
+  /** What `rankwise.Linear` multiplies with on this processor. */
+  readonly instructionSet: 'avx512' | 'avx2' | 'baseline'
   /**
    * Loads ONNX Runtime, once in a process, and starts a thread.
    *

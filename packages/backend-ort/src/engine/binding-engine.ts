@@ -14,7 +14,7 @@ export class BindingEngine implements Engine {
   readonly name = 'binding'
   readonly threads: number
   /** The binding takes no bfloat16 and, where JavaScript has Float16Array, float16 only as such. */
-  readonly halfInputs = 'bits'
+  readonly target = { halfInputs: 'bits', hasLinear: false } as const
   readonly #onnxruntime: Onnxruntime
 
   private constructor(onnxruntime: Onnxruntime, threads: number) {

@@ -1,6 +1,7 @@
 import { type RankwiseError, sizeOf, Tensor, viewAs } from '@rankwise/core'
 import { ELEMENT_BYTES, ELEMENT_TYPES, type OnnxModel, type OnnxValueInfo } from '../onnx/model.ts'
 import { writeModel } from '../onnx/model-writer.ts'
+import type { GraphTarget } from '../onnx/onnx-builder.ts'
 import { type Addon, libraryPath, loadAddon, type NativeEngine, type NativeGraph, type Port } from './addon.ts'
 import { BufferPool } from './buffer-pool.ts'
 import type { Engine, Session } from './engine.ts'
@@ -23,7 +24,7 @@ export interface CapiOptions {
 export class CapiEngine implements Engine {
   readonly name = 'capi'
   readonly threads: number
-  readonly halfInputs = 'floats'
+  readonly target: GraphTarget
   readonly #addon: Addon
   readonly #native: NativeEngine
   readonly #pool = new BufferPool()
@@ -32,6 +33,8 @@ export class CapiEngine implements Engine {
     this.#addon = addon
     this.#native = native
     this.threads = threads
+    // Without vector instructions, casting weights and multiplying by ONNX Runtime's own kernels is faster.
+    this.target = { halfInputs: 'floats', hasLinear: addon.instructionSet !== 'baseline' }
   }
 
   /** @throws RankwiseError `ORT_ENGINE` when there is no addon, or no library that it can call */

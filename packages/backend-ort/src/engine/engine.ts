@@ -1,6 +1,6 @@
 import type { Tensor } from '@rankwise/core'
 import type { OnnxModel } from '../onnx/model.ts'
-import type { HalfInputs } from '../onnx/onnx-builder.ts'
+import type { GraphTarget } from '../onnx/onnx-builder.ts'
 
 /** What calls ONNX Runtime: our addon, through the C API, or the Node.js binding that comes with it. */
 export type EngineName = 'capi' | 'binding'
@@ -10,8 +10,8 @@ export interface Engine {
   readonly name: EngineName
   /** Threads that one operation runs on. */
   readonly threads: number
-  /** How its graphs take weights that are stored in 16-bit floats. */
-  readonly halfInputs: HalfInputs
+  /** What its graphs may have. */
+  readonly target: GraphTarget
   /** @throws RankwiseError `ORT_COMPILE` */
   createSession(model: OnnxModel): Promise<Session>
   /** Takes back the memory of a result that nothing reads or writes any more. */

@@ -1,7 +1,7 @@
 import { type DType, type Node, RankwiseError, type Segment, type Shape, sizeOf, type Value } from '@rankwise/core'
 import { hostDType, requireFloat32 } from '../host-dtype.ts'
 import type { OnnxModel, OnnxValueInfo } from '../onnx/model.ts'
-import { type HalfInputs, OnnxBuilder } from '../onnx/onnx-builder.ts'
+import { type GraphTarget, OnnxBuilder } from '../onnx/onnx-builder.ts'
 import { rowsShape, type WeightStorage } from '../weight-storage.ts'
 import { attentionRules } from './attention.ts'
 import { elementwiseRules } from './elementwise.ts'
@@ -33,8 +33,8 @@ export interface WeightRows extends Rows {
 export interface LoweringOptions {
   /** @default LOWERING_RULES */
   readonly rules?: LoweringRules | undefined
-  /** @default 'bits' */
-  readonly halfInputs?: HalfInputs | undefined
+  /** @default the Node.js binding */
+  readonly target?: GraphTarget | undefined
 }
 
 /** A segment as an ONNX graph. */
@@ -72,9 +72,9 @@ class SegmentLowering {
   constructor(
     segment: Segment,
     storages: readonly WeightStorage[],
-    { rules = LOWERING_RULES, halfInputs }: LoweringOptions,
+    { rules = LOWERING_RULES, target }: LoweringOptions,
   ) {
-    this.#onnx = new OnnxBuilder(halfInputs)
+    this.#onnx = new OnnxBuilder(target)
     this.#segment = segment
     this.#storages = storages
     this.#rules = rules
@@ -107,7 +107,7 @@ class SegmentLowering {
     const { dtype } = this.#storages[parameter] as WeightStorage
     return this.#onnx.input({
       name,
-      dtype: dtype === 'float32' || this.#onnx.halfInputs === 'floats' ? dtype : 'uint16',
+      dtype: dtype === 'float32' || this.#onnx.target.halfInputs === 'floats' ? dtype : 'uint16',
       shape: rowsShape(shape, end - start),
     })
   }

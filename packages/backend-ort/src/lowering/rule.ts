@@ -29,6 +29,10 @@ export interface Operand extends TensorType {
   readonly parts: Parts
   /** Of a weight, before it is cast; undefined for everything else. */
   readonly stored?: StoredParts | undefined
+  /** Of a weight. */
+  readonly storedDType?: WeightDType | undefined
+  /** Of a weight: as `stored`, in parts of at most `most` rows. */
+  storedTiles?(most: number): StoredParts
 }
 
 /** A result as a rule sees it. */

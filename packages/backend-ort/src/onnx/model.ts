@@ -12,6 +12,9 @@ export const ELEMENT_TYPES = {
   bfloat16: 16,
 } as const
 
+/** The domain of operators of our own: native/linear.c has them. */
+export const OWN_DOMAIN = 'rankwise'
+
 export type OnnxDType = keyof typeof ELEMENT_TYPES
 
 /** Bytes of one element. */
@@ -66,5 +69,7 @@ export interface OnnxModel {
   readonly inputs: readonly OnnxValueInfo[]
   readonly initializers: readonly OnnxInitializer[]
   readonly nodes: readonly OnnxNode[]
+  /** Of what operators of our own compute: ONNX Runtime does not know their shapes. */
+  readonly values: readonly OnnxValueInfo[]
   readonly outputs: readonly OnnxValueInfo[]
 }

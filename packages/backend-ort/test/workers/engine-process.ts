@@ -3,7 +3,7 @@ import { readdirSync, readFileSync } from 'node:fs'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { Worker } from 'node:worker_threads'
 import { normal, opGraph, segmentOf } from '@rankwise/conformance'
-import type { DeviceTensor, Executable } from '@rankwise/core'
+import type { DeviceTensor, DType, Executable } from '@rankwise/core'
 import { type EngineChoice, type OrtBackend, ort } from '../../src/index.ts'
 import { placedBlock, sourceOf } from './placed-block.ts'
 
@@ -27,8 +27,8 @@ interface Block {
   run(): Promise<readonly DeviceTensor[]>
 }
 
-async function blockOn(engine: EngineChoice, tokens: number, threads = 1): Promise<Block> {
-  const { segment, inputs, weights: values } = placedBlock(tokens)
+async function blockOn(engine: EngineChoice, tokens: number, threads = 1, dtype?: DType): Promise<Block> {
+  const { segment, inputs, weights: values } = placedBlock(tokens, dtype)
   const backend = await ort({ device: 'cpu', engine, threads })
   const weights = await Promise.all(values.map((value) => backend.loadShard(sourceOf(value), { dtype: 'float32' })))
   const executable = await backend.compile(segment, weights)
@@ -48,18 +48,21 @@ async function valuesOf({ backend, run }: Block): Promise<readonly number[]> {
 }
 
 const SCENARIOS: Readonly<Record<string, () => Promise<unknown>>> = {
-  /** Both engines in one process, in the order of `args`, with 1 and 2 threads. */
+  /** How results differ between engines, one after the other in the order of `args`, and between 1 and 2 threads. */
   async both() {
-    const results: (readonly number[])[] = []
-    for (const threads of [1, 2]) {
-      for (const engine of args) {
-        const block = await blockOn(engine as EngineChoice, 77, threads)
-        results.push(await valuesOf(block))
-        await block.backend.dispose()
+    const worst: Record<string, number> = {}
+    for (const dtype of ['float32', 'bfloat16'] as const) {
+      const results: (readonly number[])[] = []
+      for (const threads of [1, 2]) {
+        for (const engine of args) {
+          const block = await blockOn(engine as EngineChoice, 77, threads, dtype)
+          results.push(await valuesOf(block))
+          await block.backend.dispose()
+        }
       }
+      worst[dtype] = Math.max(...results.map((values) => relativeRms(values, results[0] as readonly number[])))
     }
-    const distances = results.map((values) => relativeRms(values, results[0] as readonly number[]))
-    return Math.max(...distances)
+    return worst
   },
 
   /** Pages that 50 steps add after 20, and memory after everything is disposed of. */

@@ -1,5 +1,5 @@
 import { normal, rotation, segmentOf } from '@rankwise/conformance'
-import { type Segment, type ShardSource, type Tensor, trace } from '@rankwise/core'
+import { type DType, type Segment, type ShardSource, type Tensor, trace } from '@rankwise/core'
 import { blockInputs, Flux2SingleBlock } from '../flux2-single-block.ts'
 
 const HEADS = { heads: 6, headDim: 64, mlp: 1152 }
@@ -11,8 +11,11 @@ export function sourceOf(tensor: Tensor): ShardSource {
   return { ...place, dtype, shape, fullShape: shape, byteLength, read: async () => tensor }
 }
 
-/** A FLUX.2 single block of 384 channels as one segment, with inputs, and weights in bfloat16. */
-export function placedBlock(tokens: number): {
+/** A FLUX.2 single block of 384 channels as one segment, with inputs and weights. */
+export function placedBlock(
+  tokens: number,
+  dtype: DType = 'bfloat16',
+): {
   readonly segment: Segment
   readonly inputs: readonly Tensor[]
   readonly weights: readonly Tensor[]
@@ -27,7 +30,7 @@ export function placedBlock(tokens: number): {
   })
   const weights = segment.parameters.map(({ shape }, i) => {
     const spread = shape.length === 1 ? { mean: 1, deviation: 0.1 } : { deviation: (shape[1] as number) ** -0.5 }
-    return normal(shape, 10 + i, spread).cast('bfloat16')
+    return normal(shape, 10 + i, spread).cast(dtype)
   })
   return { segment, inputs, weights }
 }
