@@ -39,6 +39,7 @@ static uint64_t read_share(size_t index) {
   const char *end = (const char *)gemm.w + bytes / 64 * (index + 1) / threads * 64;
   uint64_t sums[8] = {0};
   for (; first < end; first += 64) {
+    __builtin_prefetch(first + 2048);
     uint64_t words[8];
     memcpy(words, first, 64);
     for (int i = 0; i < 8; i++) sums[i] += words[i];

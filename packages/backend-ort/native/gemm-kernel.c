@@ -234,6 +234,14 @@ typedef struct {
   size_t start, depth;  // of k
 } block_t;
 
+// What is packed after the columns from `j`: those beside them, or the first ones in the next block of k; NULL where
+// there is no whole panel.
+static const char *next_panel(const gemm_t *gemm, block_t block, const char *w, size_t j) {
+  if (block.columns - j >= 2 * PANEL) return w + (j + PANEL) * gemm->w_stride * 2;
+  if (block.columns >= PANEL && block.start + 2 * DEPTH <= gemm->k) return w + DEPTH * 2;
+  return NULL;
+}
+
 // Multiplies a block of w with all rows of the tile. The first rows are multiplied with a panel as soon as it is
 // packed; where there are no others, the next panel takes its place.
 static void multiply_block(const gemm_t *gemm, const gemm_tile_t *tile, block_t block, float *x, float *panels) {
@@ -254,8 +262,9 @@ static void multiply_block(const gemm_t *gemm, const gemm_tile_t *tile, block_t 
       product_t product = {x, panel, block.depth, y, gemm->y_stride, block.start > 0, (const char *)panel, 0};
       if (strip == 0) {
         pack_panel(w + j * stride, stride, columns, block.depth, panel);
-        if (columns >= 2 * PANEL) {
-          product.next = w + (j + PANEL) * stride;
+        const char *next = next_panel(gemm, block, w, j);
+        if (next != NULL) {
+          product.next = next;
           product.next_stride = stride;
         }
       }
@@ -265,8 +274,10 @@ static void multiply_block(const gemm_t *gemm, const gemm_tile_t *tile, block_t 
   }
 }
 
-// The more rows, the longer it takes to copy them for every block. With fewer, more of the caches is left to w.
+// The more rows, the longer it takes to copy them for every block. With fewer, more of the caches is left to w, and rows
+// of w are best read to their ends: 12.7 instead of 11.2 GB/s for one row.
 static size_t block_columns(size_t rows) {
+  if (rows <= 4) return PANEL;
   return rows <= 64 ? LEAST_COLUMNS : smaller(LEAST_COLUMNS / 64 * rows / PANEL * PANEL, MOST_COLUMNS);
 }
 
