@@ -1,5 +1,5 @@
-// Times one product of backend-ort's matrix multiply; compiled and started by main.ts. Prints a line of JSON per kernel,
-// and one for reading the weights only. Arguments: m n k threads repeats.
+// Times one product of backend-ort's matrix multiply; compiled and started by bench.ts. Prints a line of JSON per
+// kernel, and one for reading the weights only. Arguments: m n k threads repeats.
 #include "gemm.h"
 
 #include <pthread.h>
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-// Weights are read from memory, as in a model, not from a cache that has them from the run before: copies of them take turns.
+// Weights are read from memory, as in a model, not from a cache that has them from the run before: copies take turns.
 enum { WEIGHT_BYTES = 512 << 20 };
 
 static size_t threads, repeats, copies, copy;
@@ -39,6 +39,7 @@ static uint64_t read_share(size_t index) {
   const char *end = (const char *)gemm.w + bytes / 64 * (index + 1) / threads * 64;
   uint64_t sums[8] = {0};
   for (; first < end; first += 64) {
+    __builtin_prefetch(first + 2048);
     uint64_t words[8];
     memcpy(words, first, 64);
     for (int i = 0; i < 8; i++) sums[i] += words[i];
@@ -135,7 +136,9 @@ int main(int count, char **arguments) {
   gemm.y = allocate(gemm.m * gemm.n * sizeof *gemm.y);
   weights = allocate(copies * gemm.n * gemm.k * 2);
   for (size_t i = 0; i < gemm.m * gemm.k; i++) x[i] = (float)(i * 7919 % 1001) / 1000 - 0.5f;
-  for (size_t i = 0; i < copies * gemm.n * gemm.k; i++) weights[i] = (uint16_t)(0x3c00 + i * 40503 % 1024 + i % 2 * 0x8000);
+  for (size_t i = 0; i < copies * gemm.n * gemm.k; i++) {
+    weights[i] = (uint16_t)(0x3c00 + i * 40503 % 1024 + i % 2 * 0x8000);
+  }
   share_t shares[threads];
   for (size_t i = 0; i < threads; i++) shares[i] = (share_t){i, allocate(GEMM_SCRATCH_BYTES), 0};
 

@@ -19,6 +19,7 @@ export interface Row extends Times {
 
 /** GFLOP/s of the median and of the least CPU time of a core, and how fast weights in bfloat16 are read. */
 export function formatRow(row: Row): string {
+  const weights = 2 * row.n * row.k
   const flops = 2 * row.m * row.n * row.k
   const perCore = (flops / row.minCpuMilliseconds / 1e6).toFixed(1)
   const rates = `${(flops / row.milliseconds / 1e6).toFixed(1).padStart(6)} GFLOP/s (${perCore} per core)`
@@ -27,8 +28,8 @@ export function formatRow(row: Row): string {
     `${row.m} x ${row.n} x ${row.k}`.padEnd(20),
     `${row.threads} threads`,
     row.kernel.padEnd(14),
-    (row.kernel === 'read' ? '' : rates).padEnd(36),
+    (row.kernel === 'read' ? `${(weights / row.minCpuMilliseconds / 1e6).toFixed(1)} GB/s per core` : rates).padEnd(36),
     times.padEnd(32),
-    `${((2 * row.n * row.k) / row.milliseconds / 1e6).toFixed(1)} GB/s`,
+    `${(weights / row.milliseconds / 1e6).toFixed(1)} GB/s`,
   ].join('  ')
 }

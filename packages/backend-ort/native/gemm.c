@@ -24,8 +24,8 @@ int gemm_variants(gemm_variant_t variants[MAX_GEMM_VARIANTS]) {
 // Tiles begin at multiples of the widest panel. Fewer rows than these fill no registers.
 enum { TILE_COLUMNS = 32, TILE_ROWS = 14 };
 
-// What one element of w or x costs a tile besides the multiplications, counted in multiplications: one of w is fetched
-// from memory and packed, 0.7 cycles, and one of x copied for every block, 0.15, at 32 multiplications per cycle (AVX-512).
+// What one element of w or x costs a tile besides the multiplications, counted in multiplications, 32 of which take one
+// cycle with AVX-512: one of w is fetched from memory and packed, 0.7 cycles; one of x is copied for every block, 0.15.
 enum { PACK_COST = 22, COPY_COST = 5 };
 
 typedef struct {

@@ -6,8 +6,9 @@
 
 #include <stddef.h>
 
-// All matrices are row-major. A stride is the distance of two rows in elements, at least the length of a row. Any number
-// may be 0. Nothing outside of the rows is read or written. `y` must not overlap the others and need not be initialised.
+// All matrices are row-major. A stride is the distance of two rows in elements, at least the length of a row. Any
+// number may be 0. Nothing outside of the rows is read or written. `y` must not overlap the others, and need not be
+// initialised.
 typedef struct {
   size_t m, n, k;
   const float *x;
@@ -29,7 +30,7 @@ typedef struct {
 // time. `scratch` belongs to this call while it runs and has GEMM_SCRATCH_BYTES.
 typedef void gemm_kernel_t(const gemm_t *gemm, const gemm_tile_t *tile, void *scratch);
 
-// A block of w in float32 and a few rows of x, at addresses that are multiples of 64.
+// A block of w in float32 and a few rows of x, from the first address in it that is a multiple of 64.
 enum { GEMM_DEPTH = 256, GEMM_COLUMNS = 1024 };
 enum { GEMM_SCRATCH_BYTES = (GEMM_COLUMNS * GEMM_DEPTH + 14 * (GEMM_DEPTH + 16)) * 4 + 64 };
 

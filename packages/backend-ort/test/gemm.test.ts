@@ -1,3 +1,4 @@
+import { readFileSync } from 'node:fs'
 import fc from 'fast-check'
 import { afterAll, describe, expect, it } from 'vitest'
 import { GemmLibrary, NO_COMPILER, type Sizes, type Tile } from './gemm/library.ts'
@@ -18,8 +19,19 @@ const strided: fc.Arbitrary<Sizes> = fc
 describe.skipIf(NO_COMPILER !== undefined)('the matrix multiply of backend-ort', () => {
   const loaded = library as GemmLibrary
 
-  it('has a kernel for this processor', () => {
-    expect(loaded.variants.at(-1)).toBe('baseline')
+  it('has a kernel for every instruction set of this processor that one is compiled for', () => {
+    const flags = new Set(
+      readFileSync('/proc/cpuinfo', 'utf8')
+        .match(/^flags\s*:.*$/m)?.[0]
+        .split(/\s+/),
+    )
+    const has = (...names: string[]) => names.every((name) => flags.has(name))
+    const expected = [
+      ...(has('avx512f', 'avx512bw', 'fma') ? ['avx512'] : []),
+      ...(has('avx2', 'fma') ? ['avx2'] : []),
+      'baseline',
+    ]
+    expect(loaded.variants).toEqual(expected)
   })
 
   it('divides y among any number of workers, into tiles that cover it once', () => {

@@ -83,8 +83,12 @@ static int run_jobs(job_t *jobs, size_t count) {
   sigaction(SIGBUS, &action, &bus);
   pthread_t *threads = malloc((count + 1) * sizeof *threads);
   size_t started = 0;
-  while (threads != NULL && started < count && pthread_create(&threads[started], NULL, run, &jobs[started]) == 0) started++;
-  int result = started == count ? DONE : NO_MEMORY;
+  int starts = threads != NULL;
+  while (starts && started < count) {
+    starts = pthread_create(&threads[started], NULL, run, &jobs[started]) == 0;
+    if (starts) started++;
+  }
+  int result = starts ? DONE : NO_MEMORY;
   for (size_t i = 0; i < started; i++) {
     pthread_join(threads[i], NULL);
     if (jobs[i].result != DONE) result = jobs[i].result;
@@ -100,14 +104,16 @@ static size_t extent(size_t rows, size_t columns, size_t stride) {
 }
 
 // `tiles`: four numbers each, or NULL for those of gemm_tiles with `count` workers.
-int harness_multiply(int variant, const uint32_t *sizes, const float *x, const uint16_t *w, float *y, int odd, int at_end,
-                     const uint32_t *tiles, uint32_t count) {
+int harness_multiply(int variant, const uint32_t *sizes, const float *x, const uint16_t *w, float *y, int odd,
+                     int at_end, const uint32_t *tiles, uint32_t count) {
   gemm_variant_t variants[MAX_GEMM_VARIANTS];
   if (variant >= gemm_variants(variants)) return NO_VARIANT;
   gemm_t gemm = {.m = sizes[0], .n = sizes[1], .k = sizes[2]};
   gemm.x_stride = sizes[3];
   gemm.w_stride = sizes[4];
   gemm.y_stride = sizes[5];
+  size_t x_bytes = extent(gemm.m, gemm.k, gemm.x_stride) * sizeof *x;
+  size_t w_bytes = extent(gemm.n, gemm.k, gemm.w_stride) * sizeof *w;
   size_t y_bytes = extent(gemm.m, gemm.n, gemm.y_stride) * sizeof *y;
   size_t workers = count;
   if (tiles == NULL) count = (uint32_t)gemm_tiles(&gemm, workers);
@@ -117,8 +123,8 @@ int harness_multiply(int variant, const uint32_t *sizes, const float *x, const u
   guarded_t *scratch = calloc(count + 1, sizeof *scratch);
   int result = NO_MEMORY;
   if (jobs == NULL || scratch == NULL) goto free_all;
-  if (!guard_copy(&guarded[0], x, extent(gemm.m, gemm.k, gemm.x_stride) * sizeof *x, 0, at_end)) goto free_all;
-  if (!guard_copy(&guarded[1], w, extent(gemm.n, gemm.k, gemm.w_stride) * sizeof *w, odd ? 1 : 0, at_end)) goto free_all;
+  if (!guard_copy(&guarded[0], x, x_bytes, 0, at_end)) goto free_all;
+  if (!guard_copy(&guarded[1], w, w_bytes, odd ? 1 : 0, at_end)) goto free_all;
   if (!guard_copy(&guarded[2], y, y_bytes, 0, at_end)) goto free_all;
   gemm.x = (const float *)guarded[0].data;
   gemm.w = guarded[1].data;
@@ -147,8 +153,10 @@ uint32_t harness_tiles(uint32_t m, uint32_t n, uint32_t k, uint32_t workers, uin
   size_t count = gemm_tiles(&gemm, workers);
   for (size_t i = 0; i < count; i++) {
     gemm_tile_t tile = gemm_tile(&gemm, workers, i);
-    uint32_t numbers[4] = {(uint32_t)tile.row, (uint32_t)tile.row_end, (uint32_t)tile.column, (uint32_t)tile.column_end};
-    memcpy(tiles + 4 * i, numbers, sizeof numbers);
+    tiles[4 * i] = (uint32_t)tile.row;
+    tiles[4 * i + 1] = (uint32_t)tile.row_end;
+    tiles[4 * i + 2] = (uint32_t)tile.column;
+    tiles[4 * i + 3] = (uint32_t)tile.column_end;
   }
   return (uint32_t)count;
 }

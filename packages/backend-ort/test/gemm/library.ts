@@ -66,8 +66,8 @@ export class GemmLibrary implements Disposable {
   readonly #tiles: KoffiFunc<(...args: unknown[]) => number>
 
   /**
-   * @param mutant - a library whose fastest kernel is compiled anew from a changed source, the only one that may be used;
-   *   by default every kernel is compiled from its own
+   * @param mutant - a library whose fastest kernel is compiled anew, from a changed source, and is the only one to be
+   *   used; by default every kernel is compiled from its own
    */
   constructor(mutant?: { readonly of: GemmLibrary; readonly change: (source: string) => string }) {
     const file = join(this.#folder, 'gemm.so')
@@ -80,8 +80,8 @@ export class GemmLibrary implements Disposable {
     const name = this.#library.func('const char *harness_variant(int index)')
     this.variants = Array.from({ length: count }, (_, i) => name(i) as string)
     this.#multiply = this.#library.func(
-      'int harness_multiply(int variant, uint32_t *sizes, float *x, uint16_t *w, _Inout_ float *y, int odd, int at_end,' +
-        ' uint32_t *tiles, uint32_t count)',
+      'int harness_multiply(int variant, uint32_t *sizes, float *x, uint16_t *w, _Inout_ float *y, int odd,' +
+        ' int at_end, uint32_t *tiles, uint32_t count)',
     )
     this.#tiles = this.#library.func(
       'uint32_t harness_tiles(uint32_t m, uint32_t n, uint32_t k, uint32_t workers, _Out_ uint32_t *tiles)',

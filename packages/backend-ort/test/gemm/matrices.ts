@@ -15,7 +15,7 @@ export interface Matrices {
 }
 
 /** Numbers of a row-major matrix, including what lies between its rows, but nothing behind the last. */
-export function extent(rows: number, columns: number, stride: number): number {
+function extent(rows: number, columns: number, stride: number): number {
   return rows === 0 ? 0 : (rows - 1) * stride + columns
 }
 
