@@ -13,6 +13,7 @@ import { parseProcessors, placeThreads } from '../src/engine/pinning.ts'
 import { checkEngine } from '../src/engine/self-check.ts'
 import { HostTensor } from '../src/host-tensor.ts'
 import { ort } from '../src/index.ts'
+import { OnnxBuilder } from '../src/onnx/onnx-builder.ts'
 import { placedBlock, sourceOf } from './workers/placed-block.ts'
 
 function builtAddon(): Addon | undefined {
@@ -184,6 +185,20 @@ capi('memory of results', () => {
     }
     const session = await engine.createSession(model)
     expect((await session.run([Tensor.zeros('float32', [0, 2])]))[0]?.shape).toEqual([0, 2])
+    await session.release()
+    await engine.dispose()
+  })
+
+  it('is not read beyond what an operator of our own is given', async () => {
+    const engine = CapiEngine.open({ threads: 2 })
+    const onnx = new OnnxBuilder(engine.target)
+    const x = onnx.input({ name: 'x', dtype: 'float32', shape: [2, 3] })
+    const weight = onnx.input({ name: 'weight', dtype: 'bfloat16', shape: [4, 5] })
+    const y = onnx.within('projection', () => onnx.op('rankwise.Linear', [x, weight]))
+    const session = await engine.createSession(onnx.build('wide', [{ name: y, dtype: 'float32', shape: [2, 4] }]))
+    const running = session.run([Tensor.zeros('float32', [2, 3]), Tensor.zeros('bfloat16', [4, 5])])
+    const message = expect.stringContaining('as many columns as its input has')
+    await expect(running).rejects.toMatchObject({ code: 'ORT_RUN', where: 'projection', message })
     await session.release()
     await engine.dispose()
   })

@@ -9,6 +9,8 @@ const X = [0, 1, -2.5, 65_536]
 /** The bits of 1, 2, -0.5 and 2^-16 as bfloat16. */
 const SCALE = [0x3f80, 0x4000, 0xbf00, 0x3780]
 const PRODUCT = [0, 2, 1.25, 1]
+/** X as rows of 2, by SCALE as rows of 2. */
+const LINEAR = [2, 2 ** -16, 131_069.5, 2.25]
 
 /**
  * Loads, runs and unloads a graph, and has one refused and one fail: every function of the C API that an engine uses has
@@ -24,7 +26,8 @@ export async function checkEngine(engine: Engine): Promise<void> {
 
 async function problemOf(engine: Engine): Promise<string | undefined> {
   try {
-    return (await productProblem(engine)) ?? (await refusalProblem(engine)) ?? (await failureProblem(engine))
+    const values = (await productProblem(engine)) ?? (engine.target.hasLinear ? await linearProblem(engine) : undefined)
+    return values ?? (await refusalProblem(engine)) ?? (await failureProblem(engine))
   } catch (error) {
     return messageOf(error)
   }
@@ -38,9 +41,24 @@ async function productProblem(engine: Engine): Promise<string | undefined> {
   const cast = onnx.op('Cast', [scale], { to: { i: ELEMENT_TYPES.float32 } })
   const product = onnx.op('Mul', [x, cast])
   const inputs = [Tensor.float32([4], X), new Tensor('bfloat16', [4], Uint16Array.from(SCALE))]
-  const [result] = await run(engine, onnx.build('product', [{ name: product, dtype: 'float32', shape: [4] }]), inputs)
+  const model = onnx.build('product', [{ name: product, dtype: 'float32', shape: [4] }])
+  return valuesProblem(PRODUCT, await run(engine, model, inputs))
+}
+
+/** The operator of our own. */
+async function linearProblem(engine: Engine): Promise<string | undefined> {
+  const onnx = new OnnxBuilder(engine.target)
+  const x = onnx.input({ name: 'x', dtype: 'float32', shape: [2, 2] })
+  const weight = onnx.input({ name: 'weight', dtype: 'bfloat16', shape: [2, 2] })
+  const y = onnx.op('rankwise.Linear', [x, weight])
+  const inputs = [Tensor.float32([2, 2], X), new Tensor('bfloat16', [2, 2], Uint16Array.from(SCALE))]
+  const model = onnx.build('linear', [{ name: y, dtype: 'float32', shape: [2, 2] }])
+  return valuesProblem(LINEAR, await run(engine, model, inputs))
+}
+
+function valuesProblem(expected: readonly number[], [result]: readonly Tensor[]): string | undefined {
   const values = [...(result?.data ?? [])]
-  return String(values) === String(PRODUCT) ? undefined : `${PRODUCT} were computed as ${values}`
+  return String(values) === String(expected) ? undefined : `${expected} were computed as ${values}`
 }
 
 /** A graph with an operator that there is not. */
