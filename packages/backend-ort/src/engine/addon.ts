@@ -1,6 +1,5 @@
 import { createRequire } from 'node:module'
-import { join } from 'node:path'
-import { fileURLToPath } from 'node:url'
+import { dirname, join } from 'node:path'
 import type { TensorData } from '@rankwise/core'
 import { engineError } from './engine-error.ts'
 
@@ -46,8 +45,9 @@ export interface Addon {
 /** As PROTOCOL in native/addon.c: an addon that was compiled from other sources must not run. */
 const PROTOCOL = 1
 
-const FOLDER = fileURLToPath(new URL('../..', import.meta.url))
 const require = createRequire(import.meta.url)
+/** Of this package: sources and what is built of them lie at different depths. */
+const FOLDER = dirname(require.resolve('@rankwise/backend-ort/package.json'))
 
 /** @throws RankwiseError `ORT_ENGINE` when there is no addon for this platform, or it does not load */
 export function loadAddon(folder: string = FOLDER): Addon {
