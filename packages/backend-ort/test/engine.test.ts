@@ -213,10 +213,14 @@ capi('memory of results', () => {
   })
 
   it('is not asked for again by later steps', async () => {
-    const { growth, after } = (await inProcess('steps')) as { growth: number; after: object }
+    const { growth, after, taken, kept } = (await inProcess('steps')) as Record<'growth' | 'taken' | 'kept', number> & {
+      after: object
+    }
     // 50 steps with results of 96 pages each; V8's own heap grows by some.
     expect(growth).toBeLessThan(500)
     expect(after).toEqual({ weightBytes: 0, mappedBytes: 0, executables: 0 })
+    expect(taken).toBeGreaterThan(5000)
+    expect(kept).toBeLessThan(taken / 2)
   })
 })
 

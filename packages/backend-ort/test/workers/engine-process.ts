@@ -65,7 +65,7 @@ const SCENARIOS: Readonly<Record<string, () => Promise<unknown>>> = {
     return worst
   },
 
-  /** Pages that 50 steps add after 20, and memory after everything is disposed of. */
+  /** Pages that 50 steps add after 20, what a larger block takes and what of that is kept; and memory after all is disposed of. */
   async steps() {
     const block = await blockOn('capi', 256)
     const step = async () => {
@@ -79,7 +79,12 @@ const SCENARIOS: Readonly<Record<string, () => Promise<unknown>>> = {
     await block.executable.dispose()
     const after = block.backend.memory()
     await block.backend.dispose()
-    return { growth, after }
+    const small = anonymousPages()
+    const large = await blockOn('capi', 1024)
+    for (const tensor of await large.run()) tensor.dispose()
+    const taken = anonymousPages() - small
+    await large.backend.dispose()
+    return { growth, after, taken, kept: anonymousPages() - small }
   },
 
   /** What the event loop does while steps are computed. */
