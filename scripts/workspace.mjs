@@ -41,7 +41,7 @@ export async function build(filter) {
 
 /** Compiles what is native, where there is a C compiler; says in one line what came of it, unless that has been done. */
 export async function buildNative() {
-  const { code } = await run(process.execPath, ['packages/collectives-local/native/build.mjs'])
+  const { code } = await run(process.execPath, ['scripts/build-native.mjs'])
   if (code !== 0) process.exit(code)
 }
 

@@ -1,4 +1,5 @@
 import { fileURLToPath } from 'node:url'
+import { ort } from '@rankwise/backend-ort'
 import { tfjs } from '@rankwise/backend-tfjs'
 import { nodeCommand } from '../node-command.ts'
 import { askPython, PYTHON_ENVIRONMENT } from '../python.ts'
@@ -30,9 +31,13 @@ export async function findEngine(name: EngineName, python: string): Promise<Foun
   if (name === 'torch') return findTorch(python)
   if (name === 'tfjs-native') return findNative()
   const engine: Engine = { name, dtypes: ['float32'], command: rankCommand }
-  return name === 'ort'
-    ? { engine, about: 'float32 alone' }
-    : { engine: { ...engine, mostThreads: 1 }, about: 'float32 alone, on one thread' }
+  if (name === 'ort') return { engine, about: await aboutOrt() }
+  return { engine: { ...engine, mostThreads: 1 }, about: 'float32 alone, on one thread' }
+}
+
+async function aboutOrt(): Promise<string> {
+  await using backend = await ort({ device: 'cpu', threads: 1 })
+  return `float32 alone, engine ${backend.engine}`
 }
 
 async function findNative(): Promise<Found> {

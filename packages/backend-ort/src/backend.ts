@@ -10,27 +10,42 @@ import {
   type ShardSource,
   type Tensor,
 } from '@rankwise/core'
+import type { Engine, EngineName } from './engine/engine.ts'
+import type { EngineSelection, SelectedEngine } from './engine/engine-selection.ts'
 import { OrtExecutable } from './executable.ts'
 import { computeDType } from './host-dtype.ts'
 import { HostTensor } from './host-tensor.ts'
-import type { SessionOptions } from './session.ts'
 import type { WeightLoader } from './weight-loader.ts'
 import { WeightTensor } from './weight-tensor.ts'
 
 /** Runs segments on ONNX Runtime's CPU provider, in float32 or bfloat16. Made by {@link ort}. */
 export class OrtBackend implements Backend {
-  readonly name = 'ort'
+  /** `ort-capi` or `ort-binding`. */
+  readonly name: string
   readonly supports: Capabilities = { dtypes: ['float32', 'bfloat16'] }
   /** Threads that one operation runs on. */
   readonly threads: number
+  /** What calls ONNX Runtime, and why not something else. */
+  readonly selection: EngineSelection
+  readonly #engine: Engine
   readonly #loader: WeightLoader
   readonly #weights = new Set<WeightTensor>()
   readonly #executables = new Set<OrtExecutable>()
+  readonly #compiling = new Set<Promise<Executable>>()
+  #disposing: Promise<void> | undefined
   #isDisposed = false
 
-  constructor({ threads }: SessionOptions, loader: WeightLoader) {
-    this.threads = threads
+  constructor({ engine, selection }: SelectedEngine, loader: WeightLoader) {
+    this.name = `ort-${engine.name}`
+    this.threads = engine.threads
+    this.selection = selection
+    this.#engine = engine
     this.#loader = loader
+  }
+
+  /** What calls ONNX Runtime. */
+  get engine(): EngineName {
+    return this.#engine.name
   }
 
   /**
@@ -58,15 +73,13 @@ export class OrtBackend implements Backend {
    */
   async compile(segment: Segment, parameters?: readonly DeviceTensor[]): Promise<Executable> {
     this.#requireAlive()
-    const executable = await OrtExecutable.compile(segment, {
-      threads: this.threads,
-      parameters,
-      onDispose: (disposed) => this.#executables.delete(disposed),
-    })
-    if (this.#isDisposed) await executable.dispose()
-    this.#requireAlive()
-    this.#executables.add(executable)
-    return executable
+    const compiling = this.#compile(segment, parameters)
+    this.#compiling.add(compiling)
+    try {
+      return await compiling
+    } finally {
+      this.#compiling.delete(compiling)
+    }
   }
 
   /** Shares the memory of `tensor`. @throws RankwiseError `DTYPE_UNSUPPORTED`, `BACKEND_DISPOSED` */
@@ -81,7 +94,16 @@ export class OrtBackend implements Backend {
    * @throws RankwiseError `TENSOR_DISPOSED`, `TENSOR_FOREIGN`
    */
   async download(tensor: DeviceTensor): Promise<Tensor> {
-    return tensor instanceof WeightTensor ? tensor.whole() : HostTensor.from(tensor).tensor
+    return tensor instanceof WeightTensor ? tensor.whole() : HostTensor.from(tensor).give()
+  }
+
+  /**
+   * The memory of a value, to be read and written to until it is disposed.
+   *
+   * @throws RankwiseError `TENSOR_DISPOSED`, `TENSOR_FOREIGN`
+   */
+  borrow(tensor: DeviceTensor): Tensor {
+    return HostTensor.from(tensor).tensor
   }
 
   /** Weights that are loaded and sessions that are open now. */
@@ -94,13 +116,32 @@ export class OrtBackend implements Backend {
   /** Frees weights and executables; idempotent. Runs that are under way are waited for. */
   async dispose(): Promise<void> {
     this.#isDisposed = true
-    for (const weight of this.#weights) weight.dispose()
-    await Promise.all([...this.#executables].map((executable) => executable.dispose()))
+    this.#disposing ??= this.#free()
+    await this.#disposing
   }
 
   /** `dispose`, for `await using`. */
   async [Symbol.asyncDispose](): Promise<void> {
     await this.dispose()
+  }
+
+  async #compile(segment: Segment, parameters: readonly DeviceTensor[] | undefined): Promise<Executable> {
+    const executable = await OrtExecutable.compile(segment, {
+      engine: this.#engine,
+      parameters,
+      onDispose: (disposed) => this.#executables.delete(disposed),
+    })
+    if (this.#isDisposed) await executable.dispose()
+    this.#requireAlive()
+    this.#executables.add(executable)
+    return executable
+  }
+
+  async #free(): Promise<void> {
+    for (const weight of this.#weights) weight.dispose()
+    await Promise.allSettled(this.#compiling)
+    await Promise.all([...this.#executables].map((executable) => executable.dispose()))
+    await this.#engine.dispose()
   }
 
   #requireAlive(): void {

@@ -1,21 +1,14 @@
-import {
-  type DeviceTensor,
-  type Executable,
-  RankwiseError,
-  type Segment,
-  sameShape,
-  type Tensor,
-  type Value,
-} from '@rankwise/core'
+import { type DeviceTensor, type Executable, RankwiseError, type Segment, sameShape, type Value } from '@rankwise/core'
+import type { Engine, Session } from './engine/engine.ts'
 import { computeDType } from './host-dtype.ts'
 import { HostTensor } from './host-tensor.ts'
 import { lowerSegment, type WeightRows } from './lowering/lower-segment.ts'
-import { OrtSession, type SessionOptions } from './session.ts'
 import { formatStorage, wholeStorage } from './weight-storage.ts'
 import { WeightTensor } from './weight-tensor.ts'
 
 /** How a segment is compiled. */
-export interface CompileOptions extends SessionOptions {
+export interface CompileOptions {
+  readonly engine: Engine
   /** Weights that the first run takes. @default weights that are whole and in the dtype that they are computed in */
   readonly parameters?: readonly DeviceTensor[] | undefined
   readonly onDispose: (executable: OrtExecutable) => void
@@ -25,7 +18,8 @@ interface Compiled {
   readonly segment: Segment
   /** Of the segment's parameters. */
   readonly storages: readonly string[]
-  readonly session: OrtSession
+  readonly engine: Engine
+  readonly session: Session
   /** What the session takes after the segment's inputs. */
   readonly weightInputs: readonly WeightRows[]
 }
@@ -35,7 +29,7 @@ export class OrtExecutable implements Executable {
   readonly #compiled: Compiled
   readonly #onDispose: (executable: OrtExecutable) => void
   readonly #running = new Set<Promise<unknown>>()
-  #isDisposed = false
+  #disposing: Promise<void> | undefined
 
   private constructor(compiled: Compiled, onDispose: (executable: OrtExecutable) => void) {
     this.#compiled = compiled
@@ -44,27 +38,29 @@ export class OrtExecutable implements Executable {
 
   /** @throws RankwiseError `OP_UNSUPPORTED`, `DTYPE_UNSUPPORTED`, `ARGUMENT_MISMATCH`, `TENSOR_FOREIGN`, `ORT_COMPILE` */
   static async compile(segment: Segment, options: CompileOptions): Promise<OrtExecutable> {
-    const { parameters, onDispose } = options
+    const { engine, parameters, onDispose } = options
     const storages =
       parameters === undefined
         ? segment.parameters.map(({ dtype, shape, name = 'a weight' }) =>
             wholeStorage(computeDType(dtype, name), shape),
           )
         : weightsFor(segment, parameters).map(({ layout }) => layout)
-    const { model, weightInputs } = lowerSegment(segment, storages)
-    const session = await OrtSession.create(model, options)
-    return new OrtExecutable({ segment, storages: storages.map(formatStorage), session, weightInputs }, onDispose)
+    const { model, weightInputs } = lowerSegment(segment, storages, { target: engine.target })
+    const session = await engine.createSession(model)
+    const compiled = { segment, storages: storages.map(formatStorage), engine, session, weightInputs }
+    return new OrtExecutable(compiled, onDispose)
   }
 
   /**
    * Runs once. An error names the block that the segment was compiled for, also when it runs with the weights of another.
-   * A weight that is disposed meanwhile stays where it is until the run has ended.
+   * What is disposed meanwhile stays where it is until the run has ended.
    *
    * @throws RankwiseError `EXECUTABLE_DISPOSED`, `ARGUMENT_MISMATCH`, also for weights that are stored otherwise than those
    *   it was compiled for, `TENSOR_DISPOSED`, `TENSOR_FOREIGN`, `ORT_RUN`, `ORT_SHAPE`
    */
   async run(inputs: readonly DeviceTensor[], parameters: readonly DeviceTensor[]): Promise<readonly DeviceTensor[]> {
-    if (this.#isDisposed) throw new RankwiseError('EXECUTABLE_DISPOSED', 'the compiled segment was disposed')
+    if (this.#disposing !== undefined)
+      throw new RankwiseError('EXECUTABLE_DISPOSED', 'the compiled segment was disposed')
     const running = this.#run(inputs, parameters)
     this.#running.add(running)
     try {
@@ -76,33 +72,39 @@ export class OrtExecutable implements Executable {
 
   /** Waits for runs that are under way; idempotent. */
   async dispose(): Promise<void> {
-    if (this.#isDisposed) return
-    this.#isDisposed = true
+    this.#disposing ??= this.#free()
+    await this.#disposing
+  }
+
+  async #free(): Promise<void> {
     await Promise.allSettled(this.#running)
     await this.#compiled.session.release()
     this.#onDispose(this)
   }
 
   async #run(inputs: readonly DeviceTensor[], parameters: readonly DeviceTensor[]): Promise<readonly DeviceTensor[]> {
-    const { segment, storages, session, weightInputs } = this.#compiled
+    const { segment, storages, engine, session, weightInputs } = this.#compiled
     const values = inputsFor(segment, inputs)
     const weights = weightsFor(segment, parameters, storages)
     const rows = weightInputs.map(({ parameter, start, end }) => (weights[parameter] as WeightTensor).rows(start, end))
-    for (const weight of weights) weight.retain()
+    const arguments_ = [...values, ...weights]
+    for (const argument of arguments_) argument.retain()
     try {
-      return (await session.run([...values, ...rows])).map((tensor) => new HostTensor(tensor))
+      const results = await session.run([...values.map(({ tensor }) => tensor), ...rows])
+      return results.map((result) => new HostTensor(result, (tensor) => engine.recycle(tensor)))
     } finally {
-      for (const weight of weights) weight.release()
+      for (const argument of arguments_) argument.release()
     }
   }
 }
 
-/** The tensors of a segment's inputs. @throws RankwiseError `ARGUMENT_MISMATCH`, `TENSOR_DISPOSED`, `TENSOR_FOREIGN` */
-function inputsFor({ inputs }: Segment, given: readonly DeviceTensor[]): readonly Tensor[] {
+/** The values of a segment's inputs. @throws RankwiseError `ARGUMENT_MISMATCH`, `TENSOR_DISPOSED`, `TENSOR_FOREIGN` */
+function inputsFor({ inputs }: Segment, given: readonly DeviceTensor[]): readonly HostTensor[] {
   requireCount('input', inputs, given)
   return inputs.map((value, i) => {
-    const { tensor } = HostTensor.from(given[i] as DeviceTensor)
-    if (tensor.dtype === value.dtype && sameShape(tensor.shape, value.shape)) return tensor
+    const host = HostTensor.from(given[i] as DeviceTensor)
+    const { tensor } = host
+    if (tensor.dtype === value.dtype && sameShape(tensor.shape, value.shape)) return host
     throw mismatch(value.name ?? `input ${i}`, { given: typeText(tensor), compiled: typeText(value) })
   })
 }

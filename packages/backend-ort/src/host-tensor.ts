@@ -6,13 +6,21 @@ export class HostTensor implements DeviceTensor {
   readonly dtype: HostDType
   readonly shape: Shape
   #tensor: Tensor | undefined
+  /** Where the memory goes when it is not needed any more; undefined where somebody else may have it. */
+  #recycle: ((tensor: Tensor) => void) | undefined
+  /** What is to be recycled once nothing reads it. */
+  #disposed: Tensor | undefined
+  #readers = 0
 
-  /** @throws RankwiseError `DTYPE_UNSUPPORTED` */
-  constructor(tensor: Tensor) {
+  /**
+   * @param recycle - gets the tensor after it was disposed, unless it was given away. @default the garbage collector
+   * @throws RankwiseError `DTYPE_UNSUPPORTED`
+   */
+  constructor(tensor: Tensor, recycle?: (tensor: Tensor) => void) {
     this.dtype = hostDType(tensor.dtype, 'tensor')
     this.shape = tensor.shape
-    // The Node binding of ORT takes no shared memory.
-    this.#tensor = tensor.data.buffer instanceof SharedArrayBuffer ? tensor.clone() : tensor
+    this.#tensor = tensor
+    this.#recycle = recycle
   }
 
   /** The tensor of this backend behind `tensor`. @throws RankwiseError `TENSOR_FOREIGN` */
@@ -23,7 +31,7 @@ export class HostTensor implements DeviceTensor {
     })
   }
 
-  /** @throws RankwiseError `TENSOR_DISPOSED` */
+  /** The memory, to be used only until it is disposed. @throws RankwiseError `TENSOR_DISPOSED` */
   get tensor(): Tensor {
     if (this.#tensor === undefined) {
       throw new RankwiseError('TENSOR_DISPOSED', 'the tensor was disposed', {
@@ -33,7 +41,33 @@ export class HostTensor implements DeviceTensor {
     return this.#tensor
   }
 
+  /** The memory, which is the caller's as well from now on. @throws RankwiseError `TENSOR_DISPOSED` */
+  give(): Tensor {
+    const { tensor } = this
+    this.#recycle = undefined
+    return tensor
+  }
+
+  /** Keeps the memory as it is until `release`, also when the tensor is disposed before. */
+  retain(): void {
+    this.#readers++
+  }
+
+  release(): void {
+    this.#readers--
+    this.#free()
+  }
+
   dispose(): void {
+    if (this.#tensor === undefined) return
+    this.#disposed = this.#tensor
     this.#tensor = undefined
+    this.#free()
+  }
+
+  #free(): void {
+    if (this.#disposed === undefined || this.#readers > 0) return
+    this.#recycle?.(this.#disposed)
+    this.#disposed = undefined
   }
 }

@@ -1,3 +1,5 @@
 export type { OrtBackend } from './backend.ts'
+export type { EngineName } from './engine/engine.ts'
+export type { EngineChoice, EngineSelection } from './engine/engine-selection.ts'
 export { type OrtOptions, ort } from './ort.ts'
 export type { WeightsMode } from './weight-loader.ts'

@@ -80,6 +80,17 @@ describe('compile and run', () => {
     ])
   })
 
+  it('reads memory that several threads share', async () => {
+    const executable = await backend.compile(segmentOf(opGraph('add', [normal([2], 0), normal([2], 0)], {})))
+    const shared = new Float32Array(new SharedArrayBuffer(8))
+    shared.set([1, 2])
+    const [result] = await executable.run(upload([new Tensor('float32', [2], shared), normal([2], 0)]), [])
+    const [a, b] = normal([2], 0).data as Float32Array
+    expect((await backend.download(result as DeviceTensor)).data).toEqual(
+      Float32Array.of(1 + (a as number), 2 + (b as number)),
+    )
+  })
+
   it('names the module whose operation ORT refuses', async () => {
     const segment = segmentOf(opGraph('silu', [Tensor.int32([2], [1, 2])], {}))
     await expect(backend.compile(segment)).rejects.toMatchObject({
@@ -112,7 +123,10 @@ describe('compile and run', () => {
     const graph = opGraph('transpose', [normal([2, 3], 0)], { permutation: [1, 0] })
     const nodes = graph.nodes.map((node) => ({ ...node, attributes: { permutation: [0, 1] } }))
     const executable = await backend.compile(segmentOf({ ...graph, nodes }))
-    await expect(executable.run(upload([normal([2, 3], 0)]), [])).rejects.toMatchObject({ code: 'ORT_SHAPE' })
+    await expect(executable.run(upload([normal([2, 3], 0)]), [])).rejects.toMatchObject({
+      code: 'ORT_SHAPE',
+      actual: { computed: [2, 3], graph: [3, 2] },
+    })
   })
 })
 

@@ -4,10 +4,10 @@ import { join } from 'node:path'
 import { segmentOf } from '@rankwise/conformance'
 import { Linear, Module, ModuleList, type TensorType, type TracedTensor, trace } from '@rankwise/core'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
+import { loadOnnxruntime } from '../src/engine/onnxruntime.ts'
 import { lowerSegment } from '../src/lowering/lower-segment.ts'
 import type { OnnxModel, OnnxNode } from '../src/onnx/model.ts'
 import { writeModel } from '../src/onnx/model-writer.ts'
-import { onnxruntime } from '../src/onnxruntime.ts'
 import { wholeStorage } from '../src/weight-storage.ts'
 
 const LAYERS = 8
@@ -64,6 +64,7 @@ afterEach(() => rm(directory, { recursive: true }))
 
 /** The kernels of one run, in the order in which ORT runs them. */
 async function kernelsOf(model: OnnxModel): Promise<readonly string[]> {
+  const onnxruntime = await loadOnnxruntime()
   const session = await onnxruntime.InferenceSession.create(writeModel(model), {
     graphOptimizationLevel: 'basic',
     enableProfiling: true,

@@ -20,6 +20,7 @@ import {
 } from '@rankwise/core'
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { OrtBackend } from '../src/backend.ts'
+import { selectEngine } from '../src/engine/engine-selection.ts'
 import { FileMapper, MAX_MAPPED_BYTES } from '../src/file-mapper.ts'
 import { ort, type WeightsMode } from '../src/index.ts'
 import { loadNativeMemory } from '../src/native-memory.ts'
@@ -75,9 +76,10 @@ function sourceAt(file: string, offset: number, tensor: Tensor): ShardSource {
 const bytesOf = ({ data }: Tensor) => new Uint8Array(data.buffer, data.byteOffset, data.byteLength)
 
 /** A backend whose system refuses to map. */
-function refusing(mode: WeightsMode, error: string): OrtBackend {
+async function refusing(mode: WeightsMode, error: string): Promise<OrtBackend> {
   const native = { pageBytes: 4096, map: () => error, unmap: () => {}, view: () => new ArrayBuffer(0) }
-  return new OrtBackend({ threads: 1 }, new WeightLoader(mode, new FileMapper(native)))
+  const selected = await selectEngine('auto', { threads: 1, pinThreads: false })
+  return new OrtBackend(selected, new WeightLoader(mode, new FileMapper(native)))
 }
 
 describe('where weights lie', () => {
@@ -302,10 +304,10 @@ describe('what cannot be mapped', () => {
   })
 
   it.each(['ENOMEM', 'EACCES'])('because of %s is read, or an error', async (error) => {
-    await using reading = refusing('auto', error)
+    await using reading = await refusing('auto', error)
     const weight = await load(reading, checkpoint.source('packed'))
     expect(await valuesOf(reading, weight)).toEqual([...WEIGHTS.packed.cast('float32').data])
-    await using mapping = refusing('mapped', error)
+    await using mapping = await refusing('mapped', error)
     await expect(load(mapping, checkpoint.source('packed'))).rejects.toMatchObject({
       code: 'BACKEND_MAPPING',
       actual: { reason: `mmap failed with ${error}` },

@@ -2,9 +2,9 @@ import { checkOpCase, type OpCase, opGraph, segmentOf } from '@rankwise/conforma
 import { type Segment, sizeOf, Tensor } from '@rankwise/core'
 import { expectClose } from '@rankwise/fixtures'
 import { expect } from 'vitest'
-import { LOWERING_RULES, lowerSegment } from '../src/lowering/lower-segment.ts'
+import { ENGINE_VARIABLE, selectEngine } from '../src/engine/engine-selection.ts'
+import { lowerSegment } from '../src/lowering/lower-segment.ts'
 import type { LoweringRules } from '../src/lowering/rule.ts'
-import { OrtSession } from '../src/session.ts'
 import { rowsShape, type WeightDType } from '../src/weight-storage.ts'
 import { WeightTensor } from '../src/weight-tensor.ts'
 
@@ -19,22 +19,34 @@ export interface RunOptions {
   readonly threads?: number
 }
 
-/** What a segment computes from its inputs and weights, in their order. */
+/** What a segment computes from its inputs and weights, in their order, on the engine that the environment names. */
 export async function runSegment(
   segment: Segment,
   inputs: readonly Tensor[],
   weights: readonly WeightTensor[] = [],
-  { rules = LOWERING_RULES, threads = 1 }: RunOptions = {},
+  { rules, threads = 1 }: RunOptions = {},
 ): Promise<readonly Tensor[]> {
   const storages = weights.map(({ layout }) => layout)
-  const { model, weightInputs } = lowerSegment(segment, storages, rules)
-  const session = await OrtSession.create(model, { threads })
+  const { engine } = await selectEngine(process.env[ENGINE_VARIABLE] ?? 'auto', { threads, pinThreads: false })
+  const { model, weightInputs } = lowerSegment(segment, storages, { rules, target: engine.target })
   try {
+    const session = await engine.createSession(model)
     const rows = weightInputs.map(({ parameter, start, end }) => (weights[parameter] as WeightTensor).rows(start, end))
-    return await session.run([...inputs, ...rows])
-  } finally {
+    const results = await session.run([...inputs, ...rows])
     await session.release()
+    return results
+  } finally {
+    await engine.dispose()
   }
+}
+
+/** Whether the engine that the environment names multiplies by weights in bfloat16 with a kernel of its own. */
+export const HAS_LINEAR: boolean = await hasLinear()
+
+async function hasLinear(): Promise<boolean> {
+  const { engine } = await selectEngine(process.env[ENGINE_VARIABLE] ?? 'auto', { threads: 1, pinThreads: false })
+  await engine.dispose()
+  return engine.target.hasLinear
 }
 
 /** A weight in memory, of consecutive pieces. @param pieces - rows of each. @default all */

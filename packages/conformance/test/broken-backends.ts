@@ -379,6 +379,29 @@ const OTHERS: readonly BrokenBackend[] = [
     }),
   },
   {
+    what: 'what was downloaded is used again',
+    group: 'memory and dispose',
+    create: executing((executable, _, right) => ({
+      run: async (inputs, parameters) => {
+        const computed = await executable.run(inputs, parameters)
+        for (const tensor of computed) {
+          const dispose = tensor.dispose.bind(tensor)
+          const { data } = right.borrow(tensor)
+          tensor.dispose = () => {
+            data.fill(0 as never)
+            dispose()
+          }
+        }
+        return computed
+      },
+    })),
+  },
+  {
+    what: 'a copy is lent',
+    group: 'memory and dispose',
+    create: overriding((right) => ({ borrow: (tensor) => right.borrow(tensor).clone() })),
+  },
+  {
     what: 'declares a dtype that it does not compute in',
     group: 'capabilities',
     create: overriding(() => ({ supports: { dtypes: ['float32', 'float64', 'float16'] } as Capabilities })),

@@ -81,8 +81,19 @@ export interface Backend extends AsyncDisposable {
   compile(segment: Segment, parameters?: readonly DeviceTensor[]): Promise<Executable>
   /** Takes a host tensor over; the caller does not write to it any more. @throws RankwiseError `BACKEND_DISPOSED` */
   upload(tensor: Tensor): DeviceTensor
-  /** The content of a tensor, on the host. @throws RankwiseError `TENSOR_DISPOSED`, `TENSOR_FOREIGN` */
+  /**
+   * The content of a tensor, on the host, for good: nothing that is computed later is written over it.
+   *
+   * @throws RankwiseError `TENSOR_DISPOSED`, `TENSOR_FOREIGN`
+   */
   download(tensor: DeviceTensor): Promise<Tensor>
+  /**
+   * The memory of a value, where that is memory of the host: an all-reduce writes to it, and nothing keeps it after the
+   * value is disposed. @default an all-reduce downloads and uploads
+   *
+   * @throws RankwiseError `TENSOR_DISPOSED`, `TENSOR_FOREIGN`
+   */
+  borrow?(tensor: DeviceTensor): Tensor
   /** What is loaded and compiled now; back at zero after everything is disposed. */
   memory(): MemoryReport
   /** Frees weights and executables, after the runs that are under way; idempotent. */

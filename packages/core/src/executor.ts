@@ -186,16 +186,32 @@ export class GraphExecutor {
     }
     const bytes = partials.reduce((sum, { dtype, shape }) => sum + itemSize(dtype) * sizeOf(shape), 0)
     await profiled({ category: 'all_reduce', name: 'all_reduce', graph: this.#graph.name, bytes }, async () => {
-      const tensors = await Promise.all(
-        partials.map(async (partial) => {
-          const tensor = await backend.download(values.at(partial.id))
-          // The sum is written over the part, which a later linear operation may still need.
-          return released.includes(partial.id) ? tensor : tensor.clone()
-        }),
-      )
+      // Where the parts are not needed any more, the sums are written over them.
+      const isInPlace = backend.borrow !== undefined && partials.every(({ id }) => released.includes(id))
+      const tensors = isInPlace
+        ? partials.map(({ id }) => (backend as Required<Backend>).borrow(values.at(id)))
+        : await this.#copiesOf(partials, values, released)
       await collectives.allReduce(tensors, { signal })
-      for (const [i, tensor] of tensors.entries()) values.set((sums[i] as Value).id, backend.upload(tensor))
+      for (const [i, tensor] of tensors.entries()) {
+        const sum = isInPlace ? values.at((partials[i] as Value).id) : backend.upload(tensor)
+        values.set((sums[i] as Value).id, sum)
+      }
     })
+  }
+
+  /** Partial values on the host, to be written to. */
+  async #copiesOf(
+    partials: readonly Value[],
+    values: DeviceValues,
+    released: readonly number[],
+  ): Promise<readonly Tensor[]> {
+    return Promise.all(
+      partials.map(async ({ id }) => {
+        const tensor = await this.#options.backend.download(values.at(id))
+        // The sum is written over the part, which a later linear operation may still need.
+        return released.includes(id) ? tensor : tensor.clone()
+      }),
+    )
   }
 
   #weightsOf(segment: Segment): readonly DeviceTensor[] {

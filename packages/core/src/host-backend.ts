@@ -65,6 +65,11 @@ export abstract class HostBackend implements Backend {
     return hostTensor(tensor)
   }
 
+  /** The tensor itself, as `download` gives it. @throws RankwiseError `TENSOR_DISPOSED`, `TENSOR_FOREIGN` */
+  borrow(tensor: DeviceTensor): Tensor {
+    return hostTensor(tensor)
+  }
+
   /** Weights that are loaded and segments that are compiled now. */
   memory(): MemoryReport {
     const weightBytes = [...this.#weights].reduce((sum, weight) => sum + hostTensor(weight).byteLength, 0)

@@ -154,6 +154,17 @@ describe.each([1, 2, 4])('on %i ranks', (tpDegree) => {
   })
 })
 
+it('sums values of a backend that does not lend its memory', async () => {
+  const all = await example(BLOCKS(), 2)
+  for (const { backend } of all.ranks) Object.defineProperty(backend, 'borrow', { value: undefined })
+  for (const outputs of await runAll(all)) {
+    for (const [name, whole] of Object.entries(all.expected)) {
+      expect(distance(outputs[name] as Tensor, whole)).toBeLessThan(1e-12)
+    }
+  }
+  for (const { backend } of all.ranks) expect(backend.live.size).toBe(0)
+})
+
 it('compiles equal segments once, and frees them', async () => {
   const { ranks, segments } = await example(
     Array.from({ length: 5 }, () => new ParallelBlock(IMAGE)),

@@ -14,9 +14,11 @@ export function roundLowered(onnx: OnnxBuilder, lowered: Lowered): Lowered {
   return { dim: lowered.dim, parts }
 }
 
-/** The bits of a float32 value as bfloat16: the Node binding of ORT gives no bfloat16. */
-export function bfloat16Bits(onnx: OnnxBuilder, name: string): string {
-  return onnx.op('BitCast', [castToBfloat16(onnx, name)], { to: { i: ELEMENT_TYPES.uint16 } })
+/** A float32 value as it leaves a graph as bfloat16: the Node binding of ORT gives none, but its bits. */
+export function toBfloat16(onnx: OnnxBuilder, name: string): string {
+  const rounded = castToBfloat16(onnx, name)
+  if (onnx.target.halfInputs === 'floats') return rounded
+  return onnx.op('BitCast', [rounded], { to: { i: ELEMENT_TYPES.uint16 } })
 }
 
 function castToBfloat16(onnx: OnnxBuilder, name: string): string {

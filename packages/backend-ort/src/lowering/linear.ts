@@ -1,14 +1,32 @@
+import type { OnnxBuilder } from '../onnx/onnx-builder.ts'
 import { join, toFloat32 } from './operand.ts'
-import type { LoweringContext, LoweringRules, Operand, Parts } from './rule.ts'
+import type { LoweringContext, LoweringRules, Operand, Part, Parts } from './rule.ts'
 
 /**
  * One GEMM over all rows of x for each tile of torch's `[out, in]` weight, which it reads as it lies. What the tiles give
  * are parts of the result along its last dimension.
  */
 function linear({ onnx }: LoweringContext<object>, x: Operand, weight: Operand): readonly Parts[] {
+  if (onnx.target.hasLinear && weight.storedDType === 'bfloat16') return [multiplyStored(onnx, x, weight)]
   const multiply = (tile: string) => onnx.op('com.microsoft.FusedMatMul', [x.name, tile], { transB: { i: 1 } })
   const parts = weight.parts.parts.map(({ name, size }) => ({ name: multiply(name), size }))
   return [{ dim: x.shape.length - 1, parts }]
+}
+
+/**
+ * Fewest rows of a weight that a product of its own is worth, as it copies its input. A weight with more rows than columns
+ * is cut further where projections of one size are packed in it: what splits their results finds whole parts.
+ */
+const LEAST_CUT_ROWS = 1024
+
+function multiplyStored(onnx: OnnxBuilder, x: Operand, weight: Operand): Parts {
+  const width = weight.shape[1] as number
+  const tiles = weight.storedTiles?.(Math.max(width, LEAST_CUT_ROWS))
+  const multiply = ({ name, size }: Part): Part => {
+    const result = onnx.op('rankwise.Linear', [x.name, name])
+    return { name: onnx.declare({ name: result, dtype: 'float32', shape: x.shape.with(-1, size) }), size }
+  }
+  return { dim: x.shape.length - 1, parts: tiles?.parts.map(multiply) ?? [] }
 }
 
 type EmbeddingAttributes = { readonly before?: number; readonly after?: number }

@@ -10,10 +10,10 @@ import {
 } from '@rankwise/core'
 import { computeDType, type HostDType, hostDType } from '../host-dtype.ts'
 import type { OnnxModel, OnnxValueInfo } from '../onnx/model.ts'
-import { OnnxBuilder } from '../onnx/onnx-builder.ts'
+import { type GraphTarget, OnnxBuilder } from '../onnx/onnx-builder.ts'
 import { rowsShape, type WeightStorage } from '../weight-storage.ts'
 import { attentionRules } from './attention.ts'
-import { bfloat16Bits, roundLowered } from './bfloat16.ts'
+import { roundLowered, toBfloat16 } from './bfloat16.ts'
 import { elementwiseRules } from './elementwise.ts'
 import { linearRules } from './linear.ts'
 import { movementRules } from './movement.ts'
@@ -39,6 +39,14 @@ export interface WeightRows extends Rows {
   readonly parameter: number
 }
 
+/** How a segment is lowered. */
+export interface LoweringOptions {
+  /** @default LOWERING_RULES */
+  readonly rules?: LoweringRules | undefined
+  /** @default the Node.js binding */
+  readonly target?: GraphTarget | undefined
+}
+
 /** A segment as an ONNX graph. */
 export interface LoweredSegment {
   /** Its inputs are the segment's, then the `weightInputs`; its outputs are the segment's, in their order. */
@@ -55,23 +63,28 @@ export interface LoweredSegment {
 export function lowerSegment(
   segment: Segment,
   storages: readonly WeightStorage[],
-  rules: LoweringRules = LOWERING_RULES,
+  options: LoweringOptions = {},
 ): LoweredSegment {
-  return new SegmentLowering(segment, storages, rules).run()
+  return new SegmentLowering(segment, storages, options).run()
 }
 
 class SegmentLowering {
   readonly #segment: Segment
   readonly #storages: readonly WeightStorage[]
   readonly #rules: LoweringRules
-  readonly #onnx = new OnnxBuilder()
+  readonly #onnx: OnnxBuilder
   /** By the id of the segment's value. */
   readonly #operands = new Map<number, Operand>()
   /** By the name of the input. */
   readonly #weightInputs = new Map<string, WeightRows>()
   readonly #used: ReadonlySet<number>
 
-  constructor(segment: Segment, storages: readonly WeightStorage[], rules: LoweringRules) {
+  constructor(
+    segment: Segment,
+    storages: readonly WeightStorage[],
+    { rules = LOWERING_RULES, target }: LoweringOptions,
+  ) {
+    this.#onnx = new OnnxBuilder(target)
     this.#segment = segment
     this.#storages = storages
     this.#rules = rules
@@ -88,7 +101,7 @@ class SegmentLowering {
   }
 
   #input(value: Value, name: string): string {
-    const input = this.#onnx.input(valueInfo(value, name))
+    const input = this.#onnx.input(this.#valueInfo(value, name))
     return value.dtype === 'bfloat16' ? toFloat32(this.#onnx, input, value.dtype) : input
   }
 
@@ -109,7 +122,7 @@ class SegmentLowering {
     const { dtype } = this.#storages[parameter] as WeightStorage
     return this.#onnx.input({
       name,
-      dtype: dtype === 'float32' ? dtype : 'uint16',
+      dtype: dtype === 'float32' || this.#onnx.target.halfInputs === 'floats' ? dtype : 'uint16',
       shape: rowsShape(shape, end - start),
     })
   }
@@ -153,16 +166,26 @@ class SegmentLowering {
     return results.map((result, i) => (outputs[i]?.dtype === 'bfloat16' ? roundLowered(this.#onnx, result) : result))
   }
 
-  /** Every output has a name of its own, also when several are the same value. */
+  /**
+   * Every output has a name of its own, also when several are the same value, or one is an input: ORT would not write that
+   * to memory that it is given for the output.
+   */
   #outputs(values: readonly Value[]): readonly OnnxValueInfo[] {
-    const taken = new Set<string>()
+    const taken = new Set(this.#segment.inputs.map((value) => this.#operand(value).name))
     return values.map((value) => {
       const { name } = this.#operand(value)
-      if (value.dtype === 'bfloat16') return valueInfo(value, bfloat16Bits(this.#onnx, name))
+      if (value.dtype === 'bfloat16') return this.#valueInfo(value, toBfloat16(this.#onnx, name))
       const own = taken.has(name) ? this.#onnx.op('Identity', [name]) : name
       taken.add(own)
-      return valueInfo(value, own)
+      return this.#valueInfo(value, own)
     })
+  }
+
+  /** A value as it enters or leaves the graph. */
+  #valueInfo({ id, name, dtype, shape }: Value, onnxName: string): OnnxValueInfo {
+    const type = hostDType(dtype, name ?? `value ${id}`)
+    const isBits = type === 'bfloat16' && this.#onnx.target.halfInputs === 'bits'
+    return { name: onnxName, dtype: isBits ? 'uint16' : type, shape }
   }
 
   #set(value: Value, lowered: Lowered): void {
@@ -174,12 +197,6 @@ class SegmentLowering {
     if (operand === undefined) throw new RankwiseError('GRAPH_ORDER', `value ${id} is used before it is computed`)
     return operand
   }
-}
-
-/** A value as it enters or leaves the graph: bfloat16 as its bits. */
-function valueInfo({ id, name, dtype, shape }: Value, onnxName: string): OnnxValueInfo {
-  const type = hostDType(dtype, name ?? `value ${id}`)
-  return { name: onnxName, dtype: type === 'bfloat16' ? 'uint16' : type, shape }
 }
 
 /** The dtype of a value within the graph. */

@@ -2,10 +2,10 @@ import type { DType, Shape, TensorType } from '@rankwise/core'
 import type { ComputeDType } from '../host-dtype.ts'
 import { ELEMENT_TYPES } from '../onnx/model.ts'
 import type { OnnxBuilder } from '../onnx/onnx-builder.ts'
-import type { WeightDType, WeightStorage } from '../weight-storage.ts'
+import { rowsOf, type WeightDType, type WeightStorage } from '../weight-storage.ts'
 import { roundToBfloat16 } from './bfloat16.ts'
 import type { Lowered, Operand, Part, Parts, StoredParts } from './rule.ts'
-import { type Rows, type Tile, tilesOf } from './tiles.ts'
+import { cutEvenly, type Rows, type Tile, tilesOf } from './tiles.ts'
 
 /** An input of the model, a constant, or what a rule computed. */
 export class ValueOperand implements Operand {
@@ -67,9 +67,18 @@ export class WeightOperand implements Operand {
     return this.#name
   }
 
+  get storedDType(): WeightDType {
+    return this.#storage.dtype
+  }
+
   get stored(): StoredParts {
+    return this.storedTiles(rowsOf(this.shape))
+  }
+
+  storedTiles(most: number): StoredParts {
     const { dtype, pieces } = this.#storage
-    return { dtype, dim: 0, parts: rowsOfPieces(pieces).map((rows) => this.#inputPart(rows)) }
+    const tiles = rowsOfPieces(pieces).flatMap((rows) => cutEvenly(rows, most))
+    return { dtype, dim: 0, parts: tiles.map((rows) => this.#inputPart(rows)) }
   }
 
   #castTile(tile: Tile): Part {
@@ -100,12 +109,13 @@ export function join(onnx: OnnxBuilder, { dim, parts }: Parts): string {
 
 /**
  * Stored elements as float32, exactly. The Node binding of ORT takes no bfloat16 and, where JavaScript has Float16Array,
- * float16 only as such, so both come as uint16.
+ * float16 only as such, so both may come as uint16.
  */
 export function toFloat32(onnx: OnnxBuilder, name: string, dtype: WeightDType): string {
   if (dtype === 'float32') return name
-  const reinterpreted = onnx.op('BitCast', [name], { to: { i: ELEMENT_TYPES[dtype] } })
-  return onnx.op('Cast', [reinterpreted], { to: { i: ELEMENT_TYPES.float32 } })
+  const halves =
+    onnx.target.halfInputs === 'floats' ? name : onnx.op('BitCast', [name], { to: { i: ELEMENT_TYPES[dtype] } })
+  return onnx.op('Cast', [halves], { to: { i: ELEMENT_TYPES.float32 } })
 }
 
 function rowsOfPieces(pieces: readonly number[]): readonly Rows[] {

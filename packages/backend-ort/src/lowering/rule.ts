@@ -17,7 +17,7 @@ export interface Parts {
 
 /** A weight as it is stored: in parts along dimension 0. */
 export interface StoredParts extends Parts {
-  /** Graphs take 16-bit floats as uint16 and reinterpret them, see `toFloat32`. */
+  /** Graphs may take 16-bit floats as uint16 and reinterpret them, see `toFloat32`. */
   readonly dtype: WeightDType
 }
 
@@ -29,6 +29,10 @@ export interface Operand extends TensorType {
   readonly parts: Parts
   /** Of a weight, before it is cast; undefined for everything else. */
   readonly stored?: StoredParts | undefined
+  /** Of a weight. */
+  readonly storedDType?: WeightDType | undefined
+  /** Of a weight: as `stored`, in parts of at most `most` rows. */
+  storedTiles?(most: number): StoredParts
 }
 
 /** A result as a rule sees it. */

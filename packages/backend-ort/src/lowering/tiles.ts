@@ -58,7 +58,7 @@ function groupsOf(pieces: readonly number[]): readonly Rows[] {
 }
 
 /** As few parts of at most `most` rows as possible, of the same size but for whole {@link ROW_GROUP}s. */
-function cutEvenly({ start, end }: Rows, most: number): readonly Rows[] {
+export function cutEvenly({ start, end }: Rows, most: number): readonly Rows[] {
   const count = Math.ceil((end - start) / most)
   const bound = (i: number) => {
     if (i === count) return end

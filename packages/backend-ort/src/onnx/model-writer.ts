@@ -6,6 +6,7 @@ import {
   type OnnxModel,
   type OnnxNode,
   type OnnxValueInfo,
+  OWN_DOMAIN,
 } from './model.ts'
 
 // Field numbers and enum values are those of onnx.proto (ONNX 1.21, https://github.com/onnx/onnx/blob/v1.21.0/onnx/onnx.proto).
@@ -27,21 +28,26 @@ export function writeModel(model: OnnxModel): Uint8Array {
   pbf.writeVarintField(1, IR_VERSION)
   pbf.writeStringField(2, 'rankwise')
   pbf.writeMessage(7, writeGraph, model)
-  for (const opset of OPSETS) pbf.writeMessage(8, writeOpset, opset)
+  const hasOwn = model.nodes.some(({ domain }) => domain === OWN_DOMAIN)
+  for (const opset of hasOwn ? [...OPSETS, OWN_OPSET] : OPSETS) pbf.writeMessage(8, writeOpset, opset)
   return pbf.finish()
 }
+
+/** Operators of our own, which only the engine 'capi' has. */
+const OWN_OPSET = { domain: OWN_DOMAIN, version: 1 }
 
 function writeOpset({ domain, version }: { domain: string; version: number }, pbf: PbfWriter): void {
   pbf.writeStringField(1, domain)
   pbf.writeVarintField(2, version)
 }
 
-function writeGraph({ name, inputs, initializers, nodes, outputs }: OnnxModel, pbf: PbfWriter): void {
+function writeGraph({ name, inputs, initializers, nodes, values, outputs }: OnnxModel, pbf: PbfWriter): void {
   for (const node of nodes) pbf.writeMessage(1, writeNode, node)
   pbf.writeStringField(2, name)
   for (const initializer of initializers) pbf.writeMessage(5, writeTensor, initializer)
   for (const input of inputs) pbf.writeMessage(11, writeValueInfo, input)
   for (const output of outputs) pbf.writeMessage(12, writeValueInfo, output)
+  for (const value of values) pbf.writeMessage(13, writeValueInfo, value)
 }
 
 function writeNode({ inputs, outputs, name, opType, attributes, domain }: OnnxNode, pbf: PbfWriter): void {

@@ -12,7 +12,22 @@ export const ELEMENT_TYPES = {
   bfloat16: 16,
 } as const
 
+/** The domain of operators of our own: native/linear.c has them. */
+export const OWN_DOMAIN = 'rankwise'
+
 export type OnnxDType = keyof typeof ELEMENT_TYPES
+
+/** Bytes of one element. */
+export const ELEMENT_BYTES: Readonly<Record<OnnxDType, number>> = {
+  float32: 4,
+  uint16: 2,
+  int32: 4,
+  int64: 8,
+  bool: 1,
+  float16: 2,
+  float64: 8,
+  bfloat16: 2,
+}
 
 /** An attribute; the fields are those of `AttributeProto`, because a JavaScript number does not say which it is. */
 export type OnnxAttribute =
@@ -54,5 +69,7 @@ export interface OnnxModel {
   readonly inputs: readonly OnnxValueInfo[]
   readonly initializers: readonly OnnxInitializer[]
   readonly nodes: readonly OnnxNode[]
+  /** Of what operators of our own compute: ONNX Runtime does not know their shapes. */
+  readonly values: readonly OnnxValueInfo[]
   readonly outputs: readonly OnnxValueInfo[]
 }

@@ -1,14 +1,33 @@
 import type { Shape } from '@rankwise/core'
 import type { OnnxAttributes, OnnxDType, OnnxInitializer, OnnxModel, OnnxNode, OnnxValueInfo } from './model.ts'
 
+/** How weights that are stored in 16-bit floats enter a graph: as such, or as uint16 with their bits. */
+export type HalfInputs = 'floats' | 'bits'
+
+/** What an engine takes. */
+export interface GraphTarget {
+  readonly halfInputs: HalfInputs
+  /** Whether it has the operator `rankwise.Linear`, which multiplies by weights in bfloat16 as they are. */
+  readonly hasLinear: boolean
+}
+
+const BINDING: GraphTarget = { halfInputs: 'bits', hasLinear: false }
+
 /** Collects the nodes and constants of one ONNX graph; values are known by their names. */
 export class OnnxBuilder {
+  readonly target: GraphTarget
   readonly #inputs: OnnxValueInfo[] = []
   readonly #initializers = new Map<string, OnnxInitializer>()
   readonly #nodes: OnnxNode[] = []
   readonly #earlyNodes: OnnxNode[] = []
+  readonly #values: OnnxValueInfo[] = []
   #path = ''
   #isEarly = false
+
+  /** @param target @default the Node.js binding */
+  constructor(target: GraphTarget = BINDING) {
+    this.target = target
+  }
 
   /** Emits the nodes of `body` as part of the module at `path`. */
   within<T>(path: string, body: () => T): T {
@@ -66,6 +85,12 @@ export class OnnxBuilder {
     return outputs
   }
 
+  /** Says what the result of an operator of our own is. */
+  declare(info: OnnxValueInfo): string {
+    this.#values.push(info)
+    return info.name
+  }
+
   /** A constant with these elements; equal ones are stored once. */
   constant(dtype: OnnxDType, shape: Shape, elements: ArrayBufferView): string {
     const bytes = new Uint8Array(elements.buffer, elements.byteOffset, elements.byteLength)
@@ -103,6 +128,7 @@ export class OnnxBuilder {
       inputs: this.#inputs,
       initializers: [...this.#initializers.values()],
       nodes: [...this.#earlyNodes, ...this.#nodes],
+      values: this.#values.filter(({ name }) => !outputs.some((output) => output.name === name)),
       outputs,
     }
   }

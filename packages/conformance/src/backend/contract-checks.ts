@@ -183,6 +183,28 @@ function disposeChecks(subject: BackendSubject): readonly Check[] {
       for (let i = 0; i < 20; i++) await runOnce()
       assert.deepEqual(bench.backend.memory(), once)
     }),
+    check('leaves what was downloaded as it is', async (bench) => {
+      const loaded = await bench.load(weight, dtype)
+      const executable = await bench.compile(linearSegment(dtype), [loaded])
+      const runOnce = (input: Tensor) => executable.run(bench.upload(input), [loaded])
+      const [result] = (await runOnce(x)) as [DeviceTensor]
+      const downloaded = await bench.backend.download(result)
+      const before = [...downloaded.data]
+      result.dispose()
+      for (const seed of [3, 4]) {
+        for (const later of await runOnce(normal([2, 3], seed).cast(dtype))) later.dispose()
+      }
+      assert.deepEqual([...downloaded.data], before)
+    }),
+    check('lends the memory of a value, if it lends any', async (bench) => {
+      if (bench.backend.borrow === undefined) return
+      const executable = await bench.compile(linearSegment(dtype))
+      const [result] = (await executable.run(bench.upload(x), bench.upload(weight))) as [DeviceTensor]
+      bench.own(result)
+      const lent = bench.backend.borrow(result)
+      lent.data.fill(1 as never)
+      assert.deepEqual((await bench.backend.download(result)).data, lent.data)
+    }),
     {
       title: 'frees weights and executables with the backend, once',
       run: async () => {

@@ -1,0 +1,194 @@
+#define _GNU_SOURCE
+#include "linear.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gemm.h"
+
+enum { MOST_DIMENSIONS = 8 };
+
+// The operator on some number of threads, in a list of those that were asked for.
+typedef struct linear {
+  OrtCustomOp op;
+  size_t threads;
+  OrtCustomOpDomain *domain;
+  struct linear *next;
+} linear_t;
+
+// What the threads share of one product.
+typedef struct {
+  gemm_t gemm;
+  size_t workers;
+  gemm_kernel_t *kernel;
+  atomic_bool lacks_memory;
+} product_t;
+
+static pthread_key_t scratch_key;
+static pthread_once_t scratch_once = PTHREAD_ONCE_INIT;
+
+static void make_scratch_key(void) { pthread_key_create(&scratch_key, free); }
+
+// Memory of this thread, which its later products use again.
+static void *scratch(void) {
+  pthread_once(&scratch_once, make_scratch_key);
+  void *memory = pthread_getspecific(scratch_key);
+  if (memory == NULL) {
+    memory = malloc(GEMM_SCRATCH_BYTES);
+    pthread_setspecific(scratch_key, memory);
+  }
+  return memory;
+}
+
+static gemm_variant_t fastest(void) {
+  gemm_variant_t variants[MAX_GEMM_VARIANTS];
+  gemm_variants(variants);
+  return variants[0];
+}
+
+const char *linear_instruction_set(void) { return fastest().instruction_set; }
+
+static void compute_tile(void *argument, size_t index) {
+  product_t *product = argument;
+  gemm_tile_t tile = gemm_tile(&product->gemm, product->workers, index);
+  void *memory = scratch();
+  if (memory != NULL) product->kernel(&product->gemm, &tile, memory);
+  else atomic_store(&product->lacks_memory, true);
+}
+
+typedef struct {
+  size_t rank;
+  int64_t sizes[MOST_DIMENSIONS];
+} shape_t;
+
+static OrtStatus *read_shape(const OrtValue *value, shape_t *shape) {
+  const ort_t *ort = runtime_ort();
+  OrtTensorTypeAndShapeInfo *info = NULL;
+  OrtStatus *status = ort->GetTensorTypeAndShape(value, &info);
+  if (status != NULL) return status;
+  status = ort->GetDimensionsCount(info, &shape->rank);
+  if (status == NULL && (shape->rank == 0 || shape->rank > MOST_DIMENSIONS)) {
+    status = ort->CreateStatus(ORT_INVALID_ARGUMENT, "Linear takes tensors of 1 to 8 dimensions");
+  }
+  if (status == NULL) status = ort->GetDimensions(info, shape->sizes, shape->rank);
+  ort->ReleaseTensorTypeAndShapeInfo(info);
+  return status;
+}
+
+static OrtStatus *input(const OrtKernelContext *context, size_t index, shape_t *shape, const void **data) {
+  const ort_t *ort = runtime_ort();
+  const OrtValue *value = NULL;
+  OrtStatus *status = ort->KernelContext_GetInput(context, index, &value);
+  if (status == NULL) status = read_shape(value, shape);
+  void *memory = NULL;
+  if (status == NULL) status = ort->GetTensorMutableData((OrtValue *)value, &memory);
+  *data = memory;
+  return status;
+}
+
+static OrtStatus *output(OrtKernelContext *context, const shape_t *shape, float **data) {
+  const ort_t *ort = runtime_ort();
+  OrtValue *value = NULL;
+  OrtStatus *status = ort->KernelContext_GetOutput(context, 0, shape->sizes, shape->rank, &value);
+  void *memory = NULL;
+  if (status == NULL) status = ort->GetTensorMutableData(value, &memory);
+  *data = memory;
+  return status;
+}
+
+static OrtStatus *multiply(void *kernel, OrtKernelContext *context) {
+  const ort_t *ort = runtime_ort();
+  const linear_t *linear = kernel;
+  shape_t x, w;
+  const void *x_data, *w_data;
+  OrtStatus *status = input(context, 0, &x, &x_data);
+  if (status == NULL) status = input(context, 1, &w, &w_data);
+  if (status != NULL) return status;
+  int64_t *columns = x.sizes + x.rank - 1;
+  if (w.rank != 2 || w.sizes[1] != *columns) {
+    return ort->CreateStatus(ORT_INVALID_ARGUMENT, "Linear takes a weight with as many columns as its input has");
+  }
+  size_t m = 1, k = (size_t)*columns, n = (size_t)w.sizes[0];
+  for (size_t i = 0; i + 1 < x.rank; i++) m *= (size_t)x.sizes[i];
+  *columns = w.sizes[0];
+  float *y_data;
+  status = output(context, &x, &y_data);
+  if (status != NULL) return status;
+  product_t product = {
+      .gemm = {m, n, k, .x = x_data, .x_stride = k, .w = w_data, .w_stride = k, .y = y_data, .y_stride = n},
+      .workers = linear->threads,
+      .kernel = fastest().kernel,
+  };
+  size_t tiles = gemm_tiles(&product.gemm, product.workers);
+  if (tiles == 1) compute_tile(&product, 0);
+  if (tiles > 1) status = ort->KernelContext_ParallelFor(context, compute_tile, tiles, tiles, &product);
+  if (status != NULL || !atomic_load(&product.lacks_memory)) return status;
+  return ort->CreateStatus(ORT_FAIL, "Linear: out of memory");
+}
+
+static const char *get_name(const OrtCustomOp *op) { return (void)op, "Linear"; }
+static const char *get_provider(const OrtCustomOp *op) { return (void)op, NULL; }
+static int get_input_type(const OrtCustomOp *op, size_t index) {
+  return (void)op, index == 0 ? ORT_ELEMENT_FLOAT : ORT_ELEMENT_BFLOAT16;
+}
+static size_t get_input_count(const OrtCustomOp *op) { return (void)op, 2; }
+static int get_output_type(const OrtCustomOp *op, size_t index) { return (void)op, (void)index, ORT_ELEMENT_FLOAT; }
+static size_t get_output_count(const OrtCustomOp *op) { return (void)op, 1; }
+static int get_characteristic(const OrtCustomOp *op, size_t index) { return (void)op, (void)index, ORT_REQUIRED; }
+static int get_memory_type(const OrtCustomOp *op, size_t index) { return (void)op, (void)index, ORT_MEMORY_DEFAULT; }
+static int get_first_version(const OrtCustomOp *op) { return (void)op, 1; }
+static int get_last_version(const OrtCustomOp *op) { return (void)op, INT32_MAX; }
+
+// A kernel has nothing of its own.
+static OrtStatus *create_kernel(const OrtCustomOp *op, const void *table, const void *info, void **kernel) {
+  (void)table;
+  (void)info;
+  *kernel = (void *)op;
+  return NULL;
+}
+static void destroy_kernel(void *kernel) { (void)kernel; }
+
+static char *add_domain(linear_t *linear) {
+  const ort_t *ort = runtime_ort();
+  linear->op = (OrtCustomOp){
+      .version = ORT_TABLE_VERSION,
+      .GetName = get_name,
+      .GetExecutionProviderType = get_provider,
+      .GetInputType = get_input_type,
+      .GetInputTypeCount = get_input_count,
+      .GetOutputType = get_output_type,
+      .GetOutputTypeCount = get_output_count,
+      .KernelDestroy = destroy_kernel,
+      .GetInputCharacteristic = get_characteristic,
+      .GetOutputCharacteristic = get_characteristic,
+      .GetInputMemoryType = get_memory_type,
+      .CreateKernelV2 = create_kernel,
+      .KernelComputeV2 = multiply,
+      .GetStartVersion = get_first_version,
+      .GetEndVersion = get_last_version,
+  };
+  char *error = runtime_error(ort->CreateCustomOpDomain("rankwise", &linear->domain));
+  return error == NULL ? runtime_error(ort->CustomOpDomain_Add(linear->domain, &linear->op)) : error;
+}
+
+char *linear_domain(int threads, OrtCustomOpDomain **domain) {
+  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+  static linear_t *list;
+  pthread_mutex_lock(&lock);
+  linear_t *linear = list;
+  while (linear != NULL && linear->threads != (size_t)threads) linear = linear->next;
+  char *error = NULL;
+  if (linear == NULL) {
+    linear = calloc(1, sizeof *linear);
+    if (linear == NULL) abort();
+    linear->threads = (size_t)threads;
+    error = add_domain(linear);
+    linear->next = list;
+    if (error == NULL) list = linear;
+  }
+  *domain = linear->domain;
+  pthread_mutex_unlock(&lock);
+  return error;
+}

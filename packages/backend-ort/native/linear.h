@@ -1,0 +1,9 @@
+// The operator Linear of the domain 'rankwise': y = x @ w^T for x in float32 [..., k] and w in bfloat16 [n, k].
+#pragma once
+#include "runtime.h"
+
+// The domain with the operator, on so many threads; the same for equal numbers. It stays to the end of the process.
+char *linear_domain(int threads, OrtCustomOpDomain **domain);
+
+// What multiplies on this processor.
+const char *linear_instruction_set(void);
