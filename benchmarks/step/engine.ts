@@ -1,11 +1,12 @@
 import { fileURLToPath } from 'node:url'
+import { ort } from '@rankwise/backend-ort'
 import { tfjs } from '@rankwise/backend-tfjs'
 import { nodeCommand } from '../node-command.ts'
 import { askPython, PYTHON_ENVIRONMENT } from '../python.ts'
 import type { RankCommand } from '../rank-command.ts'
 import { type BackendName, type Job, STEP_DTYPES, type StepDType } from './job.ts'
 
-export const ENGINE_NAMES = ['ort', 'tfjs-native', 'tfjs-wasm', 'torch'] as const
+export const ENGINE_NAMES = ['ort-capi', 'ort-binding', 'tfjs-native', 'tfjs-wasm', 'torch'] as const
 
 export type EngineName = (typeof ENGINE_NAMES)[number]
 
@@ -29,24 +30,18 @@ const rankCommand = (job: Job) => nodeCommand(new URL('rank.ts', import.meta.url
 /** One of them, as it is on this machine; torch in `python`. */
 export async function findEngine(name: EngineName, python: string): Promise<Found> {
   if (name === 'torch') return findTorch(python)
-  if (name === 'tfjs-native') return findNative()
-  if (name === 'ort') {
-    const engine = { name, backend: 'ort', engine: 'binding', dtypes: ['float32'], command: rankCommand } as const
-    return { engine, about: 'float32 alone' }
-  }
-  return {
-    engine: { name, backend: 'tfjs', engine: 'wasm', dtypes: ['float32'], mostThreads: 1, command: rankCommand },
-    about: 'float32 alone, on one thread',
-  }
-}
-
-async function findNative(): Promise<Found> {
+  const engine = { name, dtypes: STEP_DTYPES, command: rankCommand }
   try {
-    await using backend = await tfjs({ engine: 'native', threads: 1 })
-    return {
-      engine: { name: 'tfjs-native', backend: 'tfjs', engine: 'native', dtypes: STEP_DTYPES, command: rankCommand },
-      about: `of ${backend.selection.origin}`,
+    if (name === 'tfjs-native') {
+      await using backend = await tfjs({ engine: 'native', threads: 1 })
+      return { engine: { ...engine, backend: 'tfjs', engine: 'native' }, about: `of ${backend.selection.origin}` }
     }
+    if (name === 'tfjs-wasm') {
+      return { engine: { ...engine, backend: 'tfjs', engine: 'wasm', mostThreads: 1 }, about: 'on one thread' }
+    }
+    const kind = name === 'ort-capi' ? 'capi' : 'binding'
+    await using _backend = await ort({ device: 'cpu', engine: kind, threads: 1 })
+    return { engine: { ...engine, backend: 'ort', engine: kind }, about: 'here' }
   } catch (error) {
     return { missing: (error as Error).message }
   }

@@ -73,6 +73,6 @@ async function goesOn(wanted: boolean): Promise<boolean> {
 }
 
 async function backendOf({ backend: name, engine, threads }: Job): Promise<Backend> {
-  if (name === 'ort') return ort({ device: 'cpu', threads })
+  if (name === 'ort') return ort({ device: 'cpu', engine: engine as 'capi' | 'binding', threads })
   return tfjs({ engine: engine as 'native' | 'wasm', threads })
 }

@@ -44,7 +44,7 @@ const measurement = (seconds: number[], other: Partial<Measurement> = {}): Measu
   eventLoopMilliseconds: null,
   ...other,
 })
-const ORT = { name: 'ort', backend: 'ort', engine: 'binding' } as const
+const ORT = { name: 'ort-binding', backend: 'ort', engine: 'binding' } as const
 const TORCH = { name: 'torch', backend: 'diffusers', engine: 'torch' } as const
 const COUNTS = { flops: 8e9, peak: { float32: 4, bfloat16: 2 } }
 
@@ -152,11 +152,11 @@ describe('measured steps', () => {
   // Processes that each load a runtime, on machines that may be busy.
   it.each([
     [1, ENGINE_NAMES],
-    [2, ['ort', 'torch']],
+    [2, ['ort-capi', 'ort-binding', 'torch']],
   ] as const)('run on %i ranks of each engine that is here, of %s', { timeout: 120_000 }, async (tp, names) => {
     const here = found.flatMap((one) => ('engine' in one ? [one.engine] : []))
     const engines = here.filter(({ name }) => (names as readonly string[]).includes(name))
-    expect(engines.map(({ name }) => name)).toContain('ort')
+    expect(engines.map(({ name }) => name)).toContain('ort-binding')
     const trace = join(folder, 'trace.json')
     const rows = await measureCase(
       { ...CASE, tp },
