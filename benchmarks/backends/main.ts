@@ -4,7 +4,7 @@ import { availableParallelism, tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { Command, InvalidArgumentError } from 'commander'
 import { kleinConfig } from '../klein-config.ts'
-import { positiveInteger, positiveIntegers } from '../number-options.ts'
+import { degrees, namesOf, positiveInteger, positiveIntegers } from '../parse-options.ts'
 import { makeFiles } from './block-files.ts'
 import { ENGINE_NAMES, type Engine, type EngineName, findEngine } from './engine.ts'
 import { expectedResults } from './expected.ts'
@@ -106,23 +106,8 @@ async function prepare(blockCase: BlockCase) {
   return expectedResults(folder, blockCase, torch, interrupted.signal)
 }
 
-function namesOf<T extends string>(known: readonly T[]): (text: string) => readonly T[] {
-  return (text) => {
-    const names = text.split(',')
-    if (names.every((name) => (known as readonly string[]).includes(name))) return [...new Set(names)] as T[]
-    throw new InvalidArgumentError(`It is of ${known.join(', ')}.`)
-  }
-}
-
 function tokenCounts(text: string): readonly number[] {
   const counts = positiveIntegers(text)
   if (counts.every((count) => count % 3 === 0)) return counts
   throw new InvalidArgumentError('It is a multiple of 3: a third is text.')
-}
-
-function degrees(text: string): readonly number[] {
-  const degrees = positiveIntegers(text)
-  const { num_attention_heads: heads } = kleinConfig({ double: 1, single: 1 })
-  if (degrees.every((degree) => heads % degree === 0)) return degrees
-  throw new InvalidArgumentError(`It divides ${heads} heads.`)
 }

@@ -13,15 +13,16 @@ import {
 import type { Engine, EngineName } from './engine/engine.ts'
 import type { EngineSelection, SelectedEngine } from './engine/engine-selection.ts'
 import { OrtExecutable } from './executable.ts'
+import { computeDType } from './host-dtype.ts'
 import { HostTensor } from './host-tensor.ts'
 import type { WeightLoader } from './weight-loader.ts'
 import { WeightTensor } from './weight-tensor.ts'
 
-/** Runs segments on ONNX Runtime's CPU provider, in float32, on weights as their files store them. Made by {@link ort}. */
+/** Runs segments on ONNX Runtime's CPU provider, in float32 or bfloat16. Made by {@link ort}. */
 export class OrtBackend implements Backend {
   /** `ort-capi` or `ort-binding`. */
   readonly name: string
-  readonly supports: Capabilities = { dtypes: ['float32'] }
+  readonly supports: Capabilities = { dtypes: ['float32', 'bfloat16'] }
   /** Threads that one operation runs on. */
   readonly threads: number
   /** What calls ONNX Runtime, and why not something else. */
@@ -48,21 +49,14 @@ export class OrtBackend implements Backend {
   }
 
   /**
-   * Maps or reads a rank's slice, in the dtype of its file.
+   * Maps or reads a rank's slice. For float32 it keeps the dtype of its file; for bfloat16 it is rounded to that.
    *
-   * @throws RankwiseError `DTYPE_UNSUPPORTED` unless `dtype` is float32, `BACKEND_MAPPING` when weights must be mapped,
+   * @throws RankwiseError `DTYPE_UNSUPPORTED` unless `dtype` is float32 or bfloat16, `BACKEND_MAPPING` when weights must be mapped,
    *   `BACKEND_DISPOSED`, `ABORTED`, and those of the source
    */
   async loadShard(source: ShardSource, { dtype, signal }: LoadShardOptions): Promise<DeviceTensor> {
     this.#requireAlive()
-    if (!this.supports.dtypes.includes(dtype)) {
-      throw new RankwiseError('DTYPE_UNSUPPORTED', `the backend ort does not compute in ${dtype}`, {
-        where: source.name,
-        actual: { dtype, supported: this.supports.dtypes },
-        rule: 'dtype is one that the backend computes in; weights stored in another are cast when it computes',
-      })
-    }
-    const content = await this.#loader.load(source, signal)
+    const content = await this.#loader.load(source, { dtype: computeDType(dtype, source.name), signal })
     const weight = new WeightTensor(content, (freed) => this.#weights.delete(freed))
     this.#weights.add(weight)
     if (this.#isDisposed) weight.dispose()
@@ -73,7 +67,7 @@ export class OrtBackend implements Backend {
   /**
    * Lowers a segment to an ONNX graph and has ORT optimise it. Nothing is cached here: equal segments are compiled anew.
    *
-   * @param parameters - weights of the first run; those of later runs are stored alike. @default whole, in float32
+   * @param parameters - weights of the first run; those of later runs are stored alike. @default whole, in the dtype that they are computed in
    * @throws RankwiseError `OP_UNSUPPORTED`, `DTYPE_UNSUPPORTED`, `ARGUMENT_MISMATCH` when the weights are not those of the
    *   segment, `TENSOR_FOREIGN`, `ORT_COMPILE`, `BACKEND_DISPOSED`
    */
@@ -95,7 +89,7 @@ export class OrtBackend implements Backend {
   }
 
   /**
-   * The tensor itself; of a weight that is mapped, a copy. Weights are in the dtype they are stored in.
+   * The tensor itself; of a weight that is mapped, a copy. Weights are in the dtype they are kept in.
    *
    * @throws RankwiseError `TENSOR_DISPOSED`, `TENSOR_FOREIGN`
    */

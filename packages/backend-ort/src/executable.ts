@@ -1,5 +1,6 @@
 import { type DeviceTensor, type Executable, RankwiseError, type Segment, sameShape, type Value } from '@rankwise/core'
 import type { Engine, Session } from './engine/engine.ts'
+import { computeDType } from './host-dtype.ts'
 import { HostTensor } from './host-tensor.ts'
 import { lowerSegment, type WeightRows } from './lowering/lower-segment.ts'
 import { formatStorage, wholeStorage } from './weight-storage.ts'
@@ -8,7 +9,7 @@ import { WeightTensor } from './weight-tensor.ts'
 /** How a segment is compiled. */
 export interface CompileOptions {
   readonly engine: Engine
-  /** Weights that the first run takes. @default weights that are whole and in float32 */
+  /** Weights that the first run takes. @default weights that are whole and in the dtype that they are computed in */
   readonly parameters?: readonly DeviceTensor[] | undefined
   readonly onDispose: (executable: OrtExecutable) => void
 }
@@ -40,7 +41,9 @@ export class OrtExecutable implements Executable {
     const { engine, parameters, onDispose } = options
     const storages =
       parameters === undefined
-        ? segment.parameters.map(({ shape }) => wholeStorage('float32', shape))
+        ? segment.parameters.map(({ dtype, shape, name = 'a weight' }) =>
+            wholeStorage(computeDType(dtype, name), shape),
+          )
         : weightsFor(segment, parameters).map(({ layout }) => layout)
     const { model, weightInputs } = lowerSegment(segment, storages, { target: engine.target })
     const session = await engine.createSession(model)

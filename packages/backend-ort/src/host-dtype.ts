@@ -1,23 +1,25 @@
 import { type DType, RankwiseError } from '@rankwise/core'
 
-/** Dtypes of values: float32 to compute with, int32 for ids. ORT has few 16-bit float kernels on the CPU. */
-export type HostDType = 'float32' | 'int32'
+/**
+ * Dtypes to compute in. ORT has few 16-bit float kernels on the CPU, so what is bfloat16 between graphs is float32 within
+ * one, rounded to bfloat16 after every operation.
+ */
+export type ComputeDType = 'float32' | 'bfloat16'
+
+/** Dtypes of values: those to compute in, and int32 for ids. */
+export type HostDType = ComputeDType | 'int32'
 
 /** The dtype, if values may have it. @throws RankwiseError `DTYPE_UNSUPPORTED` naming `where` */
 export function hostDType(dtype: DType, where: string): HostDType {
-  if (dtype === 'float32' || dtype === 'int32') return dtype
-  throw unsupported(dtype, where)
+  return dtype === 'int32' ? dtype : computeDType(dtype, where)
 }
 
-/** Fails unless a weight may be computed in the dtype. @throws RankwiseError `DTYPE_UNSUPPORTED` naming `where` */
-export function requireFloat32(dtype: DType, where: string): void {
-  if (dtype !== 'float32') throw unsupported(dtype, where)
-}
-
-function unsupported(dtype: DType, where: string): RankwiseError {
-  return new RankwiseError('DTYPE_UNSUPPORTED', `the ort backend does not compute in ${dtype}`, {
+/** The dtype, if a weight may be computed in it. @throws RankwiseError `DTYPE_UNSUPPORTED` naming `where` */
+export function computeDType(dtype: DType, where: string): ComputeDType {
+  if (dtype === 'float32' || dtype === 'bfloat16') return dtype
+  throw new RankwiseError('DTYPE_UNSUPPORTED', `the ort backend does not compute in ${dtype}`, {
     where,
     actual: { dtype },
-    rule: 'values are float32, ids are int32; weights stored in another dtype are cast to float32',
+    rule: 'values are float32 or bfloat16, ids are int32; weights stored in another dtype are cast',
   })
 }

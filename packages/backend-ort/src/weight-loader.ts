@@ -9,9 +9,10 @@ import {
   viewAs,
 } from '@rankwise/core'
 import { FileMapper, MAX_MAPPED_BYTES } from './file-mapper.ts'
+import type { ComputeDType } from './host-dtype.ts'
 import { mappingError } from './mapping-error.ts'
 import { loadNativeMemory } from './native-memory.ts'
-import { isWeightDType, rowsShape, type WeightDType } from './weight-storage.ts'
+import { keptDType, rowsShape, type WeightDType } from './weight-storage.ts'
 import type { WeightContent } from './weight-tensor.ts'
 
 /** Where weights lie: in the mapped file, in memory of this process, or in the file where that is possible. */
@@ -19,7 +20,14 @@ export type WeightsMode = 'auto' | 'mapped' | 'read'
 
 const MODES: readonly WeightsMode[] = ['auto', 'mapped', 'read']
 
-/** Loads weights in the dtype of their file: maps what is consecutive in it, and reads the rest. */
+/** How a weight is loaded. */
+export interface WeightLoadOptions {
+  /** What it is computed in. */
+  readonly dtype: ComputeDType
+  readonly signal: AbortSignal | undefined
+}
+
+/** Loads weights: maps what is consecutive in a file and needs no rounding, and reads the rest. */
 export class WeightLoader {
   readonly #mode: WeightsMode
   readonly #mapper: FileMapper | undefined
@@ -43,14 +51,15 @@ export class WeightLoader {
   }
 
   /** @throws RankwiseError `BACKEND_MAPPING` when weights must be mapped, `ABORTED`, and those of the source */
-  async load(source: ShardSource, signal: AbortSignal | undefined): Promise<WeightContent> {
+  async load(source: ShardSource, { dtype, signal }: WeightLoadOptions): Promise<WeightContent> {
     throwIfAborted(signal)
+    const kept = keptDType(source.dtype, dtype)
     const ranges = source.ranges()
     const mapped =
       this.#mapper === undefined || ranges === undefined || ranges.length === 0
         ? undefined
-        : await unlessMapped(this.#mode, mapWeight(this.#mapper, source, ranges))
-    return mapped ?? readWeight(source, signal)
+        : await unlessMapped(this.#mode, mapWeight(this.#mapper, source, ranges, kept))
+    return mapped ?? readWeight(source, kept, signal)
   }
 }
 
@@ -68,10 +77,12 @@ async function mapWeight(
   mapper: FileMapper,
   source: ShardSource,
   ranges: readonly ByteRange[],
+  dtype: WeightDType,
 ): Promise<WeightContent> {
-  const { dtype, shape, file, name } = source
+  const { shape, file, name } = source
   const where = `${file}, tensor ${name}`
-  if (!isWeightDType(dtype)) throw mappingError(where, `nothing computes with ${dtype}, it has to be cast`)
+  if (source.dtype !== dtype)
+    throw mappingError(where, `it is stored in ${source.dtype} and has to be cast to ${dtype}`)
   const unaligned = ranges.find(({ offset }) => offset % itemSize(dtype) !== 0)
   if (unaligned !== undefined) {
     throw mappingError(
@@ -100,8 +111,11 @@ function cutIntoRows({ offset, length }: ByteRange, rowBytes: number, where: str
   }))
 }
 
-async function readWeight(source: ShardSource, signal: AbortSignal | undefined): Promise<WeightContent> {
+async function readWeight(
+  source: ShardSource,
+  dtype: WeightDType,
+  signal: AbortSignal | undefined,
+): Promise<WeightContent> {
   const tensor = await source.read({ signal })
-  const piece = isWeightDType(tensor.dtype) ? tensor : tensor.cast('float32')
-  return { pieces: [piece as Tensor<WeightDType>], shape: tensor.shape }
+  return { pieces: [tensor.cast(dtype)], shape: tensor.shape }
 }

@@ -1,6 +1,7 @@
 import type { DType, Shape } from '@rankwise/core'
+import type { ComputeDType } from './host-dtype.ts'
 
-/** Dtypes that a weight keeps from its file; a weight of any other is cast to float32 when it is read. */
+/** Dtypes that weights are kept in. */
 export type WeightDType = 'float32' | 'float16' | 'bfloat16'
 
 /** How a weight lies in memory, as far as a graph that reads it depends on it. */
@@ -13,6 +14,14 @@ export interface WeightStorage {
 /** Whether weights can stay in `dtype`. */
 export function isWeightDType(dtype: DType): dtype is WeightDType {
   return dtype === 'float32' || dtype === 'float16' || dtype === 'bfloat16'
+}
+
+/**
+ * The dtype that a weight is kept in: that of its file where casting it to `computed` is exact, else `computed`, which it
+ * is rounded to when it is read.
+ */
+export function keptDType(stored: DType, computed: ComputeDType): WeightDType {
+  return computed === 'float32' && isWeightDType(stored) ? stored : computed
 }
 
 /** The storage of a weight that is in memory in one piece. */

@@ -19,9 +19,9 @@ export interface WeightContent {
   readonly mapping?: FileMapping
 }
 
-/** A weight as its file stores it, in one or several pieces, in memory of this process or in the mapped file. */
+/** A weight in the dtype it is kept in, in one or several pieces, in memory of this process or in the mapped file. */
 export class WeightTensor implements DeviceTensor {
-  /** As stored; graphs cast it to float32. */
+  /** Graphs cast it to float32. */
   readonly dtype: WeightDType
   readonly shape: Shape
   readonly layout: WeightStorage

@@ -245,7 +245,7 @@ const UNMAPPABLE: readonly Unmappable[] = [
     what: 'float64',
     source: () => checkpoint.source('double'),
     values: WEIGHTS.double,
-    reason: 'nothing computes with float64, it has to be cast',
+    reason: 'it is stored in float64 and has to be cast to float32',
   },
   {
     what: 'ranges within a row',

@@ -36,6 +36,7 @@ const MUTANTS: readonly (readonly [op: string, what: string, rule: LoweringRule]
   ],
   ['sin', 'is cos', instead('cos')],
   ['cos', 'is sin', instead('sin')],
+  ['cast', 'adds', ({ onnx }, x: Operand) => [onnx.op('Add', [x.name, onnx.scalar(1)])]],
   [
     'linear',
     'with the weight transposed',

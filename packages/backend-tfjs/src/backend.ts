@@ -10,7 +10,7 @@ import {
   type ShardSource,
   type Tensor,
 } from '@rankwise/core'
-import { valueDType } from './device-dtype.ts'
+import { computeDType, elementDType, valueDType } from './device-dtype.ts'
 import { TfjsTensor } from './device-tensor.ts'
 import type { Engine, EngineName } from './engine.ts'
 import type { EngineSelection } from './engine-selection.ts'
@@ -21,7 +21,8 @@ import { WeightStore } from './weight-store.ts'
 export class TfjsBackend implements Backend {
   /** `tfjs-wasm`, `tfjs-native` or `tfjs-native-gpu`. */
   readonly name: string
-  readonly supports: Capabilities = { dtypes: ['float32'] }
+  /** float32, and bfloat16 where the engine can round to it. */
+  readonly supports: Capabilities
   /** What computes, and why not something else. */
   readonly selection: EngineSelection
   /** Threads that one operation runs on. */
@@ -35,6 +36,7 @@ export class TfjsBackend implements Backend {
     this.name = `tfjs-${engine.name}`
     this.selection = selection
     this.threads = engine.threads
+    this.supports = { dtypes: engine.dtypes }
     this.#engine = engine
     this.#weights = new WeightStore(engine)
   }
@@ -51,21 +53,14 @@ export class TfjsBackend implements Backend {
   }
 
   /**
-   * Reads a rank's slice and keeps it in the order and dtype that the engine's kernels take.
+   * Reads a rank's slice, rounds it to `dtype`, and keeps it in the order and dtype that the engine's kernels take.
    *
-   * @throws RankwiseError `DTYPE_UNSUPPORTED` unless `dtype` is float32, `BACKEND_MEMORY`, `BACKEND_DISPOSED`, `ABORTED`, and
+   * @throws RankwiseError `DTYPE_UNSUPPORTED` unless `dtype` is one of `supports`, `BACKEND_MEMORY`, `BACKEND_DISPOSED`, `ABORTED`, and
    *   those of the source
    */
   async loadShard(source: ShardSource, { dtype, signal }: LoadShardOptions): Promise<DeviceTensor> {
     this.#requireAlive()
-    if (!this.supports.dtypes.includes(dtype)) {
-      throw new RankwiseError('DTYPE_UNSUPPORTED', `the backend ${this.name} does not compute in ${dtype}`, {
-        where: source.name,
-        actual: { dtype, supported: this.supports.dtypes },
-        rule: 'dtype is one that the backend computes in; weights stored in another are cast',
-      })
-    }
-    const weight = await this.#weights.load(source, signal)
+    const weight = await this.#weights.load(source, { dtype: computeDType(dtype, source.name, this.#engine), signal })
     if (this.#isDisposed) weight.dispose()
     this.#requireAlive()
     return weight
@@ -94,12 +89,14 @@ export class TfjsBackend implements Backend {
   /** Moves a tensor into the engine. @throws RankwiseError `DTYPE_UNSUPPORTED`, `BACKEND_MEMORY`, `BACKEND_DISPOSED` */
   upload(tensor: Tensor): DeviceTensor {
     this.#requireAlive()
-    const { dtype, shape, data } = tensor
-    const ref = this.#engine.write(valueDType(dtype, 'tensor'), shape, data)
-    return new TfjsTensor({ engine: this.#engine, ref, shape })
+    const { shape } = tensor
+    const dtype = valueDType(tensor.dtype, 'tensor', this.#engine)
+    const elements = elementDType(dtype)
+    const ref = this.#engine.write(elements, shape, tensor.cast(elements).data)
+    return new TfjsTensor({ engine: this.#engine, ref, dtype, shape })
   }
 
-  /** A copy. Weights are in the dtype that the engine keeps them in. @throws RankwiseError `TENSOR_DISPOSED`, `TENSOR_FOREIGN` */
+  /** A copy. Weights are in the dtype that they are computed in, or bfloat16 where they are kept so. @throws RankwiseError `TENSOR_DISPOSED`, `TENSOR_FOREIGN` */
   async download(tensor: DeviceTensor): Promise<Tensor> {
     return TfjsTensor.from(tensor, this.#engine).download()
   }

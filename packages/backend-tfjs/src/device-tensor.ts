@@ -1,5 +1,6 @@
 import { type DeviceTensor, RankwiseError, type Shape, Tensor, type TensorData } from '@rankwise/core'
-import type { Engine, EngineDType, Ref } from './engine.ts'
+import type { ValueDType } from './device-dtype.ts'
+import type { Engine, Ref } from './engine.ts'
 
 /** How a weight lies in the engine: stored dimension i is dimension `order[i]` of the weight. */
 export interface StoredWeight {
@@ -10,6 +11,8 @@ export interface StoredWeight {
 interface Content {
   readonly engine: Engine
   readonly ref: Ref
+  /** Of the tensor; the elements of bfloat16 may be float32 that are rounded to it. */
+  readonly dtype: ValueDType
   /** Of the tensor; its elements may be stored in another order of dimensions. */
   readonly shape: Shape
   /** @default as they are */
@@ -18,7 +21,7 @@ interface Content {
 
 /** A tensor in the engine: an activation, or a weight in the order that its kernel takes. */
 export class TfjsTensor implements DeviceTensor {
-  readonly dtype: EngineDType
+  readonly dtype: ValueDType
   readonly shape: Shape
   /** `float32`, or of a weight that is stored in another order `float32 [1,0]`. */
   readonly storage: string
@@ -31,8 +34,8 @@ export class TfjsTensor implements DeviceTensor {
   #readers = 0
   #isDisposed = false
 
-  constructor({ engine, ref, shape, order }: Content, onDispose?: (tensor: TfjsTensor) => void) {
-    this.dtype = ref.dtype
+  constructor({ engine, ref, dtype, shape, order }: Content, onDispose?: (tensor: TfjsTensor) => void) {
+    this.dtype = dtype
     this.shape = shape
     this.storage = order === undefined ? ref.dtype : `${ref.dtype} [${order.join()}]`
     this.byteLength = shape.reduce((size, dim) => size * dim, ref.dtype === 'bfloat16' ? 2 : 4)
@@ -59,7 +62,12 @@ export class TfjsTensor implements DeviceTensor {
   download(): Tensor {
     const ref = this.#alive()
     const data = this.#order === undefined ? this.#engine.read(ref) : this.#readInOrder(ref, this.#order)
-    return new Tensor(this.dtype, this.shape, data as never)
+    return new Tensor(ref.dtype, this.shape, data as never).cast(this.dtype)
+  }
+
+  /** @throws RankwiseError `TENSOR_DISPOSED` */
+  requireAlive(): void {
+    this.#alive()
   }
 
   /** Keeps its memory until `release`, also when it is disposed before. @throws RankwiseError `TENSOR_DISPOSED` */

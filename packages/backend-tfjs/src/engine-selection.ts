@@ -2,6 +2,7 @@ import { RankwiseError } from '@rankwise/core'
 import type { Engine, EngineName } from './engine.ts'
 import { loadAddon } from './native/addon.ts'
 import { bfloat16Problem } from './native/bfloat16-check.ts'
+import type { TfjsBinding } from './native/binding.ts'
 import { hasFastBfloat16 } from './native/fast-bfloat16.ts'
 import { NativeEngine } from './native/native-engine.ts'
 import { defaultThreads } from './threads.ts'
@@ -97,7 +98,7 @@ function createNative(name: 'native' | 'native-gpu', request: EngineRequest): Ca
         name === 'native' ? 'set CUDA_VISIBLE_DEVICES=-1 for the CPU' : 'install @tensorflow/tfjs-node-gpu and CUDA',
     })
   }
-  const float32 = new NativeEngine(binding, { threads, bfloat16: 'cast' })
+  const float32 = withoutBfloat16(binding, threads)
   if (float32MatmulPrecision === 'highest') return { instance: float32, engine: name, origin, float32MatmulPrecision }
   const isFast = name === 'native-gpu' || hasFastBfloat16()
   const bfloat16 = new NativeEngine(binding, { threads, bfloat16: isFast ? 'multiplied' : 'stored' })
@@ -105,6 +106,12 @@ function createNative(name: 'native' | 'native-gpu', request: EngineRequest): Ca
   if (problem === undefined) return { instance: bfloat16, engine: name, origin, float32MatmulPrecision }
   warnOfFloat32(problem)
   return { instance: float32, engine: name, origin, float32MatmulPrecision: 'highest' }
+}
+
+/** An engine that keeps weights in float32, to compute in it. */
+function withoutBfloat16(binding: TfjsBinding, threads: number): NativeEngine {
+  const engine = new NativeEngine(binding, { threads, bfloat16: 'cast' })
+  return bfloat16Problem(engine) === undefined ? engine : new NativeEngine(binding, { threads, bfloat16: 'none' })
 }
 
 function warnOfFloat32(reason: string): void {

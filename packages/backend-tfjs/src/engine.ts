@@ -1,4 +1,5 @@
 import type { DType, Shape, TensorData } from '@rankwise/core'
+import type { ComputeDType } from './device-dtype.ts'
 
 /** What computes: a GPU or the CPU through TensorFlow's native library, or the CPU through WebAssembly. */
 export type EngineName = 'native-gpu' | 'native' | 'wasm'
@@ -24,6 +25,8 @@ export abstract class Engine {
   abstract readonly name: EngineName
   /** Threads that one kernel runs on. */
   abstract readonly threads: number
+  /** Dtypes that segments may be computed in. */
+  abstract readonly dtypes: readonly ComputeDType[]
   /** Tensors that lie in the engine now, those of other users of it included. */
   abstract readonly liveTensors: number
   /** Most bytes that the scores of attention may take at a time. */
@@ -69,8 +72,8 @@ export abstract class Engine {
 
   /** How a weight is laid out: stored dimension i is its dimension `order[i]`; `undefined` when it is as it is. */
   abstract weightOrder(shape: Shape): readonly number[] | undefined
-  /** The dtype that a weight of a file is kept in. */
-  abstract weightDType(dtype: DType, shape: Shape): 'float32' | 'bfloat16'
+  /** The dtype that a weight of a file is kept in, if it is `computed` in that one. */
+  abstract weightDType(stored: DType, shape: Shape, computed: ComputeDType): 'float32' | 'bfloat16'
 
   /** Takes elements over; they must not be written to any more. */
   abstract write(dtype: EngineDType, shape: Shape, data: TensorData): Ref
@@ -85,6 +88,8 @@ export abstract class Engine {
   /** x `[m, n]`, along n. */
   abstract softmax(x: Ref): Ref
   abstract cast(x: Ref, dtype: 'float32' | 'bfloat16'): Ref
+  /** A float32 tensor rounded to the nearest bfloat16, ties to even, as float32. */
+  abstract roundToBfloat16(x: Ref): Ref
   /** a `[n, m, k]`, b `[n, k, p]`, or `[n, p, k]` if `transposeB`. */
   abstract matMul(a: Ref, b: Ref, transposeB: boolean): Ref
   /**

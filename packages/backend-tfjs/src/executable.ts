@@ -8,6 +8,7 @@ import {
   type Tensor,
   type Value,
 } from '@rankwise/core'
+import { elementDType, type ValueDType } from './device-dtype.ts'
 import { TfjsTensor } from './device-tensor.ts'
 import type { Engine, Ref } from './engine.ts'
 import type { Rules } from './lowering/rule.ts'
@@ -35,9 +36,10 @@ export class TfjsExecutable implements Executable {
   /** @throws RankwiseError `OP_UNSUPPORTED`, `DTYPE_UNSUPPORTED`, `CONSTANT_MISSING` */
   constructor(segment: Segment, { engine, rules = RULES, onDispose }: CompileOptions) {
     this.#engine = engine
-    this.#plan = planSegment(segment, rules)
+    this.#plan = planSegment(segment, rules, engine)
     this.#constants = segment.constants.map(({ dtype, shape, data }) => {
-      return engine.write(dtype as 'float32' | 'int32', shape, (data as Tensor).data)
+      const type = elementDType(dtype)
+      return engine.write(type, shape, (data as Tensor).cast(type).data)
     })
     this.#onDispose = onDispose
   }
@@ -62,7 +64,9 @@ export class TfjsExecutable implements Executable {
   /** Fails unless the weights are those of the segment. @throws RankwiseError `ARGUMENT_MISMATCH`, `TENSOR_DISPOSED`, `TENSOR_FOREIGN` */
   checkParameters(given: readonly DeviceTensor[]): readonly TfjsTensor[] {
     const { parameters } = this.#plan.segment
-    return this.#tensors('parameter', parameters, given, (dtype) => dtype !== 'int32')
+    return this.#tensors('parameter', parameters, given, (dtype, value) => {
+      return dtype === value.dtype || (dtype === 'bfloat16' && value.dtype === 'float32')
+    })
   }
 
   /** Waits for runs that are under way; idempotent. */
@@ -76,14 +80,17 @@ export class TfjsExecutable implements Executable {
 
   async #run(given: readonly DeviceTensor[], weights: readonly DeviceTensor[]): Promise<readonly DeviceTensor[]> {
     const engine = this.#engine
-    const { inputs: values } = this.#plan.segment
+    const { inputs: values, outputs: results } = this.#plan.segment
     const inputs = this.#tensors('input', values, given, (dtype, value) => dtype === value.dtype)
     const parameters = this.checkParameters(weights)
     const read = [...inputs, ...parameters]
     for (const tensor of read) tensor.retain()
     try {
       const outputs = await new SegmentRun(engine, this.#plan, { inputs, parameters, constants: this.#constants }).run()
-      return outputs.map((ref) => new TfjsTensor({ engine, ref, shape: ref.shape }))
+      return outputs.map((ref, i) => {
+        const { dtype, shape } = results[i] as Value
+        return new TfjsTensor({ engine, ref, dtype: dtype as ValueDType, shape })
+      })
     } finally {
       for (const tensor of read) tensor.release()
     }
@@ -100,12 +107,12 @@ export class TfjsExecutable implements Executable {
     }
     return values.map((value, i) => {
       const tensor = TfjsTensor.from(given[i] as DeviceTensor, this.#engine)
-      // Also says that it was disposed.
-      if (fits(tensor.stored.ref.dtype, value) && sameShape(tensor.shape, value.shape)) return tensor
+      tensor.requireAlive()
+      if (fits(tensor.dtype, value) && sameShape(tensor.shape, value.shape)) return tensor
       throw new RankwiseError('ARGUMENT_MISMATCH', 'an argument is not what the segment was compiled for', {
         where: value.name ?? `${kind} ${i}`,
         actual: { given: typeText(tensor), compiled: typeText(value) },
-        rule: 'arguments have the dtypes and shapes of the segment; weights are of floats',
+        rule: 'arguments have the dtypes and shapes of the segment; bfloat16 weights may be computed with in float32',
       })
     })
   }

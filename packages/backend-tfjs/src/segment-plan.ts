@@ -1,5 +1,5 @@
 import { type Node, RankwiseError, type Segment, type Value } from '@rankwise/core'
-import { requireFloat32, valueDType } from './device-dtype.ts'
+import { computeDType, type DTypes, valueDType } from './device-dtype.ts'
 import type { Rule, Rules } from './lowering/rule.ts'
 
 /** A node that is to run. */
@@ -18,16 +18,18 @@ export interface SegmentPlan {
 }
 
 /** @throws RankwiseError `OP_UNSUPPORTED` with the module path, `DTYPE_UNSUPPORTED`, `CONSTANT_MISSING` */
-export function planSegment(segment: Segment, rules: Rules): SegmentPlan {
-  for (const [i, { name = `input ${i}`, dtype }] of segment.inputs.entries()) valueDType(dtype, name)
-  for (const [i, { name = `parameter ${i}`, dtype }] of segment.parameters.entries()) requireFloat32(dtype, name)
+export function planSegment(segment: Segment, rules: Rules, engine: DTypes): SegmentPlan {
+  for (const [i, { name = `input ${i}`, dtype }] of segment.inputs.entries()) valueDType(dtype, name, engine)
+  for (const [i, { name = `parameter ${i}`, dtype }] of segment.parameters.entries()) {
+    computeDType(dtype, name, engine)
+  }
   for (const { id, dtype, data } of segment.constants) {
-    valueDType(dtype, `constant ${id}`)
+    valueDType(dtype, `constant ${id}`, engine)
     if (data === undefined) throw new RankwiseError('CONSTANT_MISSING', `the constant ${id} has no data`)
   }
   const needed = neededNodes(segment)
   const lastUses = lastUsesOf(segment, needed)
-  const nodes = segment.nodes.map((node) => ({ node, rule: ruleOf(node, rules) }))
+  const nodes = segment.nodes.map((node) => ({ node, rule: ruleOf(node, rules, engine) }))
   return {
     segment,
     nodes: nodes
@@ -36,9 +38,9 @@ export function planSegment(segment: Segment, rules: Rules): SegmentPlan {
   }
 }
 
-function ruleOf({ op, path, outputs }: Node, rules: Rules): Rule {
+function ruleOf({ op, path, outputs }: Node, rules: Rules, engine: DTypes): Rule {
   const where = path || '(model)'
-  for (const { dtype } of outputs) valueDType(dtype, where)
+  for (const { dtype } of outputs) valueDType(dtype, where, engine)
   const rule = Object.hasOwn(rules, op) ? rules[op] : undefined
   if (rule !== undefined) return rule
   throw new RankwiseError('OP_UNSUPPORTED', `the backend tfjs has no rule for the operation '${op}'`, {

@@ -1,5 +1,6 @@
 import { setImmediate } from 'node:timers/promises'
-import { type Node, RankwiseError, sameShape, sizeOf, type Value } from '@rankwise/core'
+import { allocate, type Node, opDefinition, RankwiseError, sameShape, sizeOf, type Value } from '@rankwise/core'
+import { elementDType } from './device-dtype.ts'
 import type { TfjsTensor } from './device-tensor.ts'
 import type { Engine, Ref } from './engine.ts'
 import { valueOperand, WeightOperand } from './lowering/operand.ts'
@@ -31,8 +32,8 @@ export class SegmentRun {
     for (const [i, value] of segment.inputs.entries()) {
       this.#operands.set(value.id, valueOperand(value, (inputs[i] as TfjsTensor).stored.ref))
     }
-    for (const [i, { id, shape }] of segment.parameters.entries()) {
-      this.#operands.set(id, new WeightOperand(engine, shape, (parameters[i] as TfjsTensor).stored))
+    for (const [i, value] of segment.parameters.entries()) {
+      this.#operands.set(value.id, new WeightOperand(engine, value, (parameters[i] as TfjsTensor).stored))
     }
     for (const [i, value] of segment.constants.entries()) {
       this.#operands.set(value.id, valueOperand(value, constants[i] as Ref))
@@ -74,7 +75,9 @@ export class SegmentRun {
         if (node.outputs.every(({ shape }) => sizeOf(shape) === 0))
           return node.outputs.map((value) => this.#empty(value))
         const inputs = node.inputs.map(({ id }) => this.#operand(id))
-        return rule({ engine, attributes: node.attributes as never, outputs: node.outputs }, ...inputs)
+        const results = rule({ engine, attributes: node.attributes as never, outputs: node.outputs }, ...inputs)
+        if (opDefinition(node.op).movesOnly === true) return results
+        return results.map((ref, i) => (node.outputs[i]?.dtype === 'bfloat16' ? engine.roundToBfloat16(ref) : ref))
       })
     } catch (cause) {
       throw failure(node, cause)
@@ -97,8 +100,8 @@ export class SegmentRun {
   }
 
   #empty({ dtype, shape }: Value): Ref {
-    const isInteger = dtype === 'int32'
-    return this.#engine.write(isInteger ? 'int32' : 'float32', shape, isInteger ? new Int32Array() : new Float32Array())
+    const type = elementDType(dtype)
+    return this.#engine.write(type, shape, allocate(type, 0))
   }
 
   #operand(id: number): Operand {

@@ -1,14 +1,14 @@
-import {
-  type DType,
-  isFloatingPoint,
-  RankwiseError,
-  type ShardSource,
-  sizeOf,
-  type Tensor,
-  throwIfAborted,
-} from '@rankwise/core'
+import { RankwiseError, type ShardSource, sizeOf, type Tensor, throwIfAborted } from '@rankwise/core'
+import type { ComputeDType } from './device-dtype.ts'
 import { TfjsTensor } from './device-tensor.ts'
 import type { Engine, Ref } from './engine.ts'
+
+/** How a weight is loaded. */
+export interface WeightLoadOptions {
+  /** What it is computed in. */
+  readonly dtype: ComputeDType
+  readonly signal: AbortSignal | undefined
+}
 
 /** The weights that a backend holds in its engine, in the order and dtype that its kernels take. */
 export class WeightStore {
@@ -26,9 +26,9 @@ export class WeightStore {
   }
 
   /** Refuses shards that do not fit beside what is there, before any of them is read. @throws RankwiseError `BACKEND_MEMORY` */
-  requireRoom(sources: readonly ShardSource[]): void {
+  requireRoom(sources: readonly ShardSource[], computed: ComputeDType = 'float32'): void {
     const heldBytes = this.bytes + this.#expectedBytes
-    const shardBytes = sources.reduce((sum, source) => sum + this.#bytesOf(source), 0)
+    const shardBytes = sources.reduce((sum, source) => sum + this.#bytesOf(source, computed), 0)
     const limitBytes = this.#engine.maxWeightBytes
     if (heldBytes + shardBytes <= limitBytes) return
     throw new RankwiseError('BACKEND_MEMORY', `the weights do not fit into the engine ${this.#engine.name}`, {
@@ -40,15 +40,15 @@ export class WeightStore {
   }
 
   /** @throws RankwiseError `BACKEND_MEMORY`, `ABORTED`, and those of the source */
-  async load(source: ShardSource, signal: AbortSignal | undefined): Promise<TfjsTensor> {
+  async load(source: ShardSource, { dtype, signal }: WeightLoadOptions): Promise<TfjsTensor> {
     throwIfAborted(signal, source.name)
-    this.requireRoom([source])
-    const bytes = this.#bytesOf(source)
+    this.requireRoom([source], dtype)
+    const bytes = this.#bytesOf(source, dtype)
     this.#expectedBytes += bytes
     try {
       const tensor = await source.read({ signal })
       throwIfAborted(signal, source.name)
-      return this.add(tensor)
+      return this.add(tensor, dtype)
     } finally {
       this.#expectedBytes -= bytes
     }
@@ -58,21 +58,29 @@ export class WeightStore {
     for (const weight of this.#weights) weight.dispose()
   }
 
-  #bytesOf({ dtype, shape }: { readonly dtype: DType; readonly shape: readonly number[] }): number {
-    return sizeOf(shape) * (this.#engine.weightDType(dtype, shape) === 'bfloat16' ? 2 : 4)
+  #bytesOf({ dtype, shape }: ShardSource, computed: ComputeDType): number {
+    return sizeOf(shape) * (this.#engine.weightDType(dtype, shape, computed) === 'bfloat16' ? 2 : 4)
   }
 
-  /** Stores a weight that is on the host. */
-  add(tensor: Tensor): TfjsTensor {
+  /**
+   * Stores a weight that is on the host.
+   *
+   * @param computed - what it is computed in, and rounded to
+   */
+  add(tensor: Tensor, computed: ComputeDType): TfjsTensor {
     const engine = this.#engine
     const { shape } = tensor
-    const dtype = isFloatingPoint(tensor.dtype) ? engine.weightDType(tensor.dtype, shape) : 'float32'
+    const kept = engine.weightDType(tensor.dtype, shape, computed)
+    // What is kept in bfloat16 can be computed with in either dtype.
+    const dtype = kept === 'bfloat16' ? kept : computed
     const order = sizeOf(shape) === 0 ? undefined : engine.weightOrder(shape)
     const [ref] = engine.tidy(() => {
-      const written = engine.write(dtype, shape, tensor.cast(dtype).data)
+      const written = engine.write(kept, shape, tensor.cast(computed === 'bfloat16' ? computed : kept).cast(kept).data)
       return [order === undefined ? written : engine.transpose(written, order)]
     })
-    const weight = new TfjsTensor({ engine, ref: ref as Ref, shape, order }, (freed) => this.#weights.delete(freed))
+    const weight = new TfjsTensor({ engine, ref: ref as Ref, dtype, shape, order }, (freed) =>
+      this.#weights.delete(freed),
+    )
     this.#weights.add(weight)
     return weight
   }

@@ -6,6 +6,7 @@ import { hasNative } from './engines.ts'
 describe.runIf(hasNative)('native', () => {
   defineBackendConformance({
     create: () => tfjs({ engine: 'native', threads: 1 }),
+    supports: { dtypes: ['float32', 'bfloat16'] },
     worker: new URL('workers/conformance-native.ts', import.meta.url),
   })
 })

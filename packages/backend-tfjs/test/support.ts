@@ -1,4 +1,4 @@
-import { checkOpCase, type OpCase, opGraph, segmentOf } from '@rankwise/conformance'
+import { checkOpCase, OP_CASES, type OpCase, opGraph, segmentOf } from '@rankwise/conformance'
 import type { Segment, Tensor } from '@rankwise/core'
 import { expect } from 'vitest'
 import { TfjsTensor } from '../src/device-tensor.ts'
@@ -6,6 +6,11 @@ import type { Engine } from '../src/engine.ts'
 import { TfjsExecutable } from '../src/executable.ts'
 import type { Rules } from '../src/lowering/rule.ts'
 import { WeightStore } from '../src/weight-store.ts'
+
+/** The cases of operations in dtypes that the engine computes in. */
+export function casesFor({ dtypes }: Pick<Engine, 'dtypes'>): readonly OpCase[] {
+  return OP_CASES.filter(({ op, attributes }) => op !== 'cast' || dtypes.some((dtype) => dtype === attributes.dtype))
+}
 
 /** What a segment computes from its inputs and weights, in their order; fails where tensors are left in the engine. */
 async function runSegment(
@@ -18,12 +23,13 @@ async function runSegment(
   const executable = new TfjsExecutable(segment, { engine, rules })
   const store = new WeightStore(engine)
   const given = inputs.map(({ dtype, shape, data }) => {
-    return new TfjsTensor({ engine, shape, ref: engine.write(dtype as 'float32', shape, data) })
+    const type = dtype as 'float32' | 'int32'
+    return new TfjsTensor({ engine, dtype: type, shape, ref: engine.write(type, shape, data) })
   })
   try {
     const results = await executable.run(
       given,
-      weights.map((weight) => store.add(weight)),
+      weights.map((weight) => store.add(weight, 'float32')),
     )
     const tensors = results.map((result) => (result as TfjsTensor).download())
     for (const result of results) result.dispose()

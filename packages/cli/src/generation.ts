@@ -1,16 +1,26 @@
 import type { LocalGroup } from '@rankwise/collectives-local'
 import '@rankwise/collectives-local'
+import { writeFile } from 'node:fs/promises'
 import {
   type Backend,
+  chromeTrace,
+  gatherProfile,
   initProcessGroup,
   type LoadProgress,
   type LoadReport,
   type ProcessGroup,
+  Profiler,
+  profileSummary,
   Tensor,
   TensorParallelConfig,
 } from '@rankwise/core'
 import { Generator, type Image } from '@rankwise/diffusion'
-import { type AnyFlux2Pipeline, DiffusionPipeline, type Flux2KleinOptions } from '@rankwise/models-flux2'
+import {
+  type AnyFlux2Pipeline,
+  type ComponentDTypes,
+  DiffusionPipeline,
+  type Flux2KleinOptions,
+} from '@rankwise/models-flux2'
 import { AnonymousMemory } from './anonymous-memory.ts'
 import { createBackend } from './backends.ts'
 import { createProgress, silentProgress } from './progress.ts'
@@ -23,10 +33,16 @@ export interface GenerationRequest {
   readonly tpDegree: number
   readonly backend: string
   readonly threads: number | undefined
+  /** What the models compute in. */
+  readonly dtype: ComponentDTypes
   /** Whether the text encoder is loaded for the prompt alone and freed before the denoising. */
   readonly lowMemory: boolean
   readonly seed: bigint
   readonly out: string
+  /** Whether the summary says where the time went. */
+  readonly profile: boolean
+  /** File that gets a trace of all ranks. */
+  readonly trace: string | undefined
   /** Call options of the pipeline that were given or that the demo recommends. */
   readonly call: Flux2KleinOptions<'image'> & { readonly prompt: string }
 }
@@ -35,6 +51,7 @@ export interface GenerationRequest {
 export async function generate(request: GenerationRequest): Promise<GenerationSummary> {
   const started = performance.now()
   using memory = new AnonymousMemory()
+  using profiler = request.profile || request.trace !== undefined ? new Profiler() : undefined
   await using group = await initProcessGroup({ backend: 'local' })
   if (group.rank === 0) reportTransport(group.collectives as LocalGroup)
   await using backend = await createBackend(request.backend, { threads: request.threads })
@@ -52,6 +69,7 @@ export async function generate(request: GenerationRequest): Promise<GenerationSu
     const drawn = performance.now()
     const image: Image = next.value.images[0]
     if (group.rank === 0) await image.save(request.out)
+    const profile = profiler === undefined ? undefined : await reportProfile(profiler, group, request)
     return {
       out: request.out,
       prompt: request.call.prompt,
@@ -59,9 +77,11 @@ export async function generate(request: GenerationRequest): Promise<GenerationSu
       height: image.height,
       width: image.width,
       backend: backend.name,
+      dtype: pipeline.transformer.dtype,
       ranks: group.worldSize,
       seconds: { load: (loaded - started) / 1000, draw: (drawn - loaded) / 1000 },
       transformer: await gatherWeights(group, pipeline.transformer.loadReport, memory.peakBytes),
+      ...(profile === undefined ? {} : { profile }),
     }
   } finally {
     progress.stop()
@@ -74,12 +94,24 @@ function reportTransport({ transport, transportReason }: LocalGroup): void {
 }
 
 function loadPipeline(
-  { directory, tpDegree, lowMemory }: GenerationRequest,
+  { directory, tpDegree, dtype, lowMemory }: GenerationRequest,
   backend: Backend,
   onProgress: (progress: LoadProgress) => void,
 ): Promise<AnyFlux2Pipeline> {
   const parallelConfig = new TensorParallelConfig({ tpDegree })
-  return DiffusionPipeline.fromPretrained(directory, { backend, parallelConfig, lowMemory, onProgress })
+  return DiffusionPipeline.fromPretrained(directory, { backend, parallelConfig, dtype, lowMemory, onProgress })
+}
+
+/** Where the time of every rank went; rank 0 writes the trace that was asked for. */
+async function reportProfile(
+  profiler: Profiler,
+  { rank, collectives }: ProcessGroup,
+  { profile, trace }: GenerationRequest,
+): Promise<GenerationSummary['profile']> {
+  profiler.stop()
+  const ranks = await gatherProfile(profiler.events, collectives)
+  if (rank === 0 && trace !== undefined) await writeFile(trace, JSON.stringify(chromeTrace(ranks)))
+  return profile ? ranks.map(profileSummary) : undefined
 }
 
 /** Weight bytes and memory of every rank, known to all of them. */

@@ -1,3 +1,4 @@
+import type { ComponentName, PipelineDType } from '@rankwise/models-flux2'
 import { InvalidArgumentError } from 'commander'
 
 /** A whole number within bounds, both included. */
@@ -30,4 +31,28 @@ export function seed(text: string): bigint {
 /** The values of an option that may be given several times. */
 export function collect(text: string, before: readonly string[] = []): readonly string[] {
   return [...before, text]
+}
+
+/** Dtypes of models, by their names; `default` is for those that are not named. */
+export type NamedDTypes = { readonly [K in ComponentName | 'default']?: PipelineDType }
+
+const DTYPES: readonly string[] = ['float32', 'bfloat16'] satisfies readonly PipelineDType[]
+
+const COMPONENTS: ReadonlyMap<string, ComponentName> = new Map([
+  ['transformer', 'transformer'],
+  ['text-encoder', 'textEncoder'],
+  ['vae', 'vae'],
+])
+
+/** `bfloat16` for all models, or `vae=float32` for one; may be given several times. */
+export function dtypes(text: string, before: NamedDTypes = {}): NamedDTypes {
+  const [value = '', component] = text.split('=', 2).reverse()
+  const name = component === undefined ? 'default' : COMPONENTS.get(component)
+  if (name === undefined) {
+    throw new InvalidArgumentError(`There is no model ${component}, only ${[...COMPONENTS.keys()].join(', ')}.`)
+  }
+  if (!DTYPES.includes(value)) throw new InvalidArgumentError(`It is ${DTYPES.join(' or ')}, or that of a model.`)
+  if (before[name] !== undefined)
+    throw new InvalidArgumentError(`It is given twice${component === undefined ? '' : ` for ${component}`}.`)
+  return { ...before, [name]: value }
 }

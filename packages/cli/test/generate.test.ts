@@ -44,6 +44,7 @@ describe('rankwise generate', () => {
       height: 128,
       width: 128,
       backend: expect.stringMatching(/^ort-(capi|binding)$/),
+      dtype: 'float32',
       ranks: tp,
     })
     // The process alone takes more than 50 MB, and a model of 1 MB less than 2 GB.
@@ -104,19 +105,65 @@ describe('rankwise generate', () => {
     expect(code, stderr).toBe(0)
     expect(stderr).toMatch(/loaded transformer: 5\.4 MB[\s\S]*step 12 \/ 12/)
     expect(stdout).toMatch(
-      /64 x 64 pixels on 2 ranks \(ort-(?:capi|binding)\)[\s\S]*rank 0: 5\.4 of 9\.2 MB.*\n.*rank 1: 5\.4 of 9\.2 MB/,
+      /64 x 64 pixels on 2 ranks \(ort-(?:capi|binding), float32\)[\s\S]*rank 0: 5\.4 of 9\.2 MB.*\n.*rank 1: 5\.4 of 9\.2 MB/,
     )
     const golden = await picture(fileURLToPath(new URL('../../demo-flux2/golden/cat-blue.png', import.meta.url)))
     expect(differing(await picture(out), golden)).toBeLessThanOrEqual(0.001)
+  })
+
+  it('says where the time of every rank went, and writes a trace', async () => {
+    const trace = join(folder, 'trace.json')
+    const { code, stdout, stderr } = await rankwise(
+      ...['generate', '--steps', '2', '--tp', '2', '--threads', '1', '--out', join(folder, 'traced.png')],
+      ...['--profile', '--trace', trace, '--json'],
+    )
+    expect(code, stderr).toBe(0)
+    const { profile = [] }: GenerationSummary = JSON.parse(stdout)
+    expect(profile).toHaveLength(2)
+    for (const graphs of profile) {
+      const [transformer] = graphs.filter(({ graph }) => graph === 'Flux2Transformer2DModel.forward')
+      // The demo takes guidance: two runs of each step.
+      expect(transformer).toMatchObject({ runs: 4 })
+      const { seconds = 0, segmentSeconds = 0, allReduceSeconds = 0, allReduces = 0 } = transformer ?? {}
+      expect(allReduces).toBeGreaterThan(0)
+      expect(segmentSeconds).toBeGreaterThan(0)
+      expect(segmentSeconds + allReduceSeconds).toBeLessThanOrEqual(seconds)
+    }
+    const { traceEvents } = JSON.parse(await readFile(trace, 'utf8'))
+    const stages = traceEvents.filter(({ ph, pid }: { ph: string; pid: number }) => ph === 'b' && pid === 1)
+    expect(stages.map(({ name }: { name: string }) => name)).toEqual(
+      expect.arrayContaining(['load Flux2Transformer2DModel', 'encode', 'step 1', 'step 2', 'decode']),
+    )
+    for (const pid of [0, 1]) {
+      const own = traceEvents.filter((event: { pid: number }) => event.pid === pid)
+      expect(own.filter(({ cat }: { cat: string }) => cat === 'all_reduce')).toHaveLength(
+        profile[pid]?.reduce((sum, { allReduces }) => sum + allReduces, 0) ?? -1,
+      )
+    }
   })
 
   it('draws the same with a text encoder that is loaded for the prompt alone', async () => {
     const out = join(folder, 'demo-low-memory.png')
     const { code, stderr } = await rankwise('generate', '--low-memory', '--tp', '2', '--threads', '1', '--out', out)
     expect(code, stderr).toBe(0)
-    // Its progress comes after that of the transformer, which otherwise is the last to be loaded.
-    expect(stderr).toMatch(/loaded transformer[\s\S]*loaded text_encoder/)
+    // Otherwise it is loaded before the first step of the transformer that has its weights by then.
+    expect(stderr).toMatch(/loaded transformer[\s\S]*loaded vae[\s\S]*loaded text_encoder[\s\S]*step 1 /)
     expect(await picture(out)).toEqual(await picture(join(folder, 'demo.png')))
+  })
+
+  it('draws in bfloat16, with the VAE in float32, near to float32', async () => {
+    const out = join(folder, 'demo-bfloat16.png')
+    const { code, stdout, stderr } = await rankwise(
+      ...['generate', '--dtype', 'bfloat16', '--dtype', 'vae=float32', '--tp', '2', '--threads', '1', '--out', out],
+      '--json',
+    )
+    expect(code, stderr).toBe(0)
+    expect(JSON.parse(stdout)).toMatchObject({ dtype: 'bfloat16' })
+    const [actual, expected] = [await picture(out), await picture(join(folder, 'demo.png'))]
+    const distance =
+      actual.reduce((sum, value, i) => sum + Math.abs(value - (expected[i] as number)), 0) / actual.length
+    expect(distance).toBeGreaterThan(0)
+    expect(distance).toBeLessThan(8)
   })
 
   it('draws the same over TCP, and says so', async () => {
@@ -143,6 +190,9 @@ describe('rankwise generate', () => {
     ['a backend that every object has', ['generate', '--backend', 'constructor'], /BACKEND_UNKNOWN/],
     ['steps without end', ['generate', '--steps', '5000000000'], /--steps.*at most 100000/],
     ['a seed that is none', ['generate', '--seed', '1.5'], /--seed.*integer/],
+    ['a dtype that is none', ['generate', '--dtype', 'bf16'], /--dtype.*float32 or bfloat16/],
+    ['a dtype of no model', ['generate', '--dtype', 'scheduler=float32'], /--dtype.*text-encoder/],
+    ['two dtypes', ['generate', '--dtype', 'vae=float32', '--dtype', 'vae=bfloat16'], /--dtype.*twice for vae/],
     ['no steps', ['generate', '--steps', '0'], /--steps.*at least 1/],
     ['an unknown option', ['generate', '--sharpness', '3'], /unknown option '--sharpness'/],
   ])('refuses %s', async (_name, args, message) => {

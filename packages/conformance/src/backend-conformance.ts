@@ -1,4 +1,3 @@
-import type { DType } from '@rankwise/core'
 import { describe, it } from 'vitest'
 import { contractGroups } from './backend/contract-checks.ts'
 import { modelGroup } from './backend/model-checks.ts'
@@ -31,9 +30,9 @@ export function backendChecks(options: BackendConformanceOptions): readonly Chec
 export function defineBackendConformance(options: BackendConformanceOptions): void {
   defineChecks('a backend', backendChecks(options))
   const { worker } = options
-  const dtype = backendSubject(options).supports.dtypes[0] as DType
+  const { dtypes } = backendSubject(options).supports
   describe('a backend, on real processes', () => {
     if (worker === undefined) it.todo('not run: no worker module is given')
-    else for (const { title, run, timeoutMs } of rankChecks(worker, dtype)) it(title, run, timeoutMs)
+    else for (const { title, run, timeoutMs } of rankChecks(worker, dtypes)) it(title, run, timeoutMs)
   })
 }

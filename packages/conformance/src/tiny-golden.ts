@@ -1,5 +1,5 @@
 import { fileURLToPath } from 'node:url'
-import { readSafetensors, type Tensor } from '@rankwise/core'
+import { type DType, isFloatingPoint, itemSize, readSafetensors, type Tensor } from '@rankwise/core'
 import type { TinyInputs } from './tiny-transformer.ts'
 
 /** Folder of the tiny transformer's checkpoint, as diffusers writes one. */
@@ -21,6 +21,18 @@ export async function loadTinyGolden(): Promise<TinyGolden> {
       tensors.flatMap(([name, tensor]) => (name.startsWith(prefix) ? [[name.slice(prefix.length), tensor]] : [])),
     )
   return { inputs: named('in.') as unknown as TinyInputs, outputs: named('out.') }
+}
+
+/**
+ * The inputs in another dtype. Beside 16 bits the rotary tables stay float32, as those of diffusers do, where float32 is
+ * one of the dtypes that are `declared`.
+ */
+export function tinyInputsIn(inputs: TinyInputs, dtype: DType, declared: readonly DType[]): TinyInputs {
+  const keepsTables = itemSize(dtype) === 2 && declared.includes('float32')
+  const stays = (name: string, x: Tensor) => !isFloatingPoint(x.dtype) || (keepsTables && /^(cos|sin)$/.test(name))
+  return Object.fromEntries(
+    Object.entries(inputs).map(([name, x]) => [name, stays(name, x) ? x : x.cast(dtype)]),
+  ) as TinyInputs
 }
 
 /** The tiny transformer's weights, in bfloat16. */

@@ -13,12 +13,20 @@ import {
 } from '@rankwise/core'
 import { ReferenceBackend } from '@rankwise/core/reference'
 
+/** What these mutants declare. */
+export const NARROW: Capabilities = { dtypes: ['float32', 'float64'] }
+
 /** A backend that is right, but for what a mutant changes. */
-type Create = () => Backend
+export type Create = () => Backend
+
+/** What most mutants are made from: what they get wrong does not depend on the dtype. */
+class NarrowBackend extends ReferenceBackend {
+  override readonly supports: Capabilities = NARROW
+}
 
 /** Changes the operations of a segment before they are computed. */
 function rewriting(change: (node: Node) => Node | readonly Node[]): Create {
-  class Rewriting extends ReferenceBackend {
+  class Rewriting extends NarrowBackend {
     protected override runSegment(segment: Segment, values: HostValues): readonly Tensor[] {
       return super.runSegment({ ...segment, nodes: segment.nodes.flatMap(change) }, values)
     }
@@ -54,7 +62,7 @@ function transposedWeight(node: Node): readonly Node[] {
 
 /** Elements of what is computed, changed afterwards. */
 function results(change: (tensor: Tensor, segment: Segment) => Tensor): Create {
-  class Changed extends ReferenceBackend {
+  class Changed extends NarrowBackend {
     protected override runSegment(segment: Segment, values: HostValues): readonly Tensor[] {
       return super.runSegment(segment, values).map((tensor) => change(tensor, segment))
     }
@@ -67,7 +75,7 @@ const mapped = (tensor: Tensor, f: (value: number, i: number) => number) =>
 
 /** Computes on other operands than were given. */
 function operands(change: (tensor: Tensor, segment: Segment) => Tensor): Create {
-  class Changed extends ReferenceBackend {
+  class Changed extends NarrowBackend {
     protected override runSegment(segment: Segment, values: HostValues): readonly Tensor[] {
       return super.runSegment(segment, new Map([...values].map(([id, tensor]) => [id, change(tensor, segment)])))
     }
@@ -77,7 +85,7 @@ function operands(change: (tensor: Tensor, segment: Segment) => Tensor): Create 
 
 /** Loads something else than the source has. */
 function loading(change: (tensor: Tensor) => Tensor): Create {
-  class Loading extends ReferenceBackend {
+  class Loading extends NarrowBackend {
     override loadShard(source: ShardSource, options: LoadShardOptions): Promise<DeviceTensor> {
       return super.loadShard({ ...source, read: async (read) => change(await source.read(read)) }, options)
     }
@@ -86,9 +94,9 @@ function loading(change: (tensor: Tensor) => Tensor): Create {
 }
 
 /** A backend with a method of its own. */
-function overriding(make: (right: ReferenceBackend) => Partial<Backend>): Create {
+function overriding(make: (right: NarrowBackend) => Partial<Backend>): Create {
   return () => {
-    const right = new ReferenceBackend()
+    const right = new NarrowBackend()
     const changed = make(right)
     return new Proxy(right, {
       get: (target, property) => {
@@ -103,7 +111,7 @@ function overriding(make: (right: ReferenceBackend) => Partial<Backend>): Create
 
 /** Changes what is compiled. */
 function executing(
-  make: (executable: Executable, segment: Segment, right: ReferenceBackend) => Partial<Executable>,
+  make: (executable: Executable, segment: Segment, right: NarrowBackend) => Partial<Executable>,
 ): Create {
   return overriding((right) => ({
     compile: async (segment, parameters) => {
@@ -117,7 +125,7 @@ function executing(
 const dispose = (): Promise<void> => Promise.resolve()
 
 /** An executable that gives the tensors of its first run, with the content of the last. */
-function stale(executable: Executable, right: ReferenceBackend): Executable['run'] {
+function stale(executable: Executable, right: NarrowBackend): Executable['run'] {
   let first: readonly DeviceTensor[] | undefined
   return async (inputs, parameters) => {
     const fresh = await executable.run(inputs, parameters)
@@ -141,6 +149,8 @@ export interface BrokenBackend {
   readonly what: string
   readonly group: string
   readonly create: Create
+  /** What it has to declare. @default NARROW */
+  readonly supports?: Capabilities
 }
 
 /** Mistakes in operations: each computes something, of the right shape in at least one case. */
@@ -271,7 +281,7 @@ const OTHERS: readonly BrokenBackend[] = [
     what: 'a reshape gives its operand',
     group: 'segments',
     create: () => {
-      class Sharing extends ReferenceBackend {
+      class Sharing extends NarrowBackend {
         protected override runSegment(segment: Segment, values: HostValues): readonly Tensor[] {
           const input = segment.nodes[0]?.op === 'reshape' ? values.get(segment.inputs[0]?.id ?? -1) : undefined
           const computed = super.runSegment(segment, values)
@@ -297,7 +307,7 @@ const OTHERS: readonly BrokenBackend[] = [
     what: 'a run writes into its inputs',
     group: 'segments',
     create: () => {
-      class Writing extends ReferenceBackend {
+      class Writing extends NarrowBackend {
         protected override runSegment(segment: Segment, values: HostValues): readonly Tensor[] {
           const computed = super.runSegment(segment, values)
           for (const { id } of segment.inputs) (values.get(id) as Tensor<'float32'>).data.fill(0 as never)
@@ -397,6 +407,12 @@ const OTHERS: readonly BrokenBackend[] = [
     create: overriding(() => ({ supports: { dtypes: ['float32', 'float64', 'float16'] } as Capabilities })),
   },
   {
+    what: 'declares bfloat16, and refuses it',
+    group: 'operations in bfloat16',
+    supports: { dtypes: ['float32', 'bfloat16'] },
+    create: overriding(() => ({ supports: { dtypes: ['float32', 'bfloat16'] } as Capabilities })),
+  },
+  {
     what: 'does not declare a dtype that it computes in',
     group: 'capabilities',
     create: overriding(() => ({ supports: { dtypes: ['float32'] } as Capabilities })),
@@ -405,7 +421,7 @@ const OTHERS: readonly BrokenBackend[] = [
     what: 'computes in an undeclared dtype without a word',
     group: 'capabilities',
     create: () => {
-      class Careless extends ReferenceBackend {
+      class Careless extends NarrowBackend {
         override loadShard(source: ShardSource, options: LoadShardOptions): Promise<DeviceTensor> {
           return super.loadShard(source, { ...options, dtype: 'float32' })
         }
@@ -445,7 +461,7 @@ const OTHERS: readonly BrokenBackend[] = [
     what: 'runs what is disposed',
     group: 'errors',
     create: executing((_, segment) => {
-      const immortal = new ReferenceBackend().compile(segment)
+      const immortal = new NarrowBackend().compile(segment)
       return { run: async (inputs, parameters) => (await immortal).run(inputs, parameters) }
     }),
   },
@@ -530,7 +546,7 @@ const OTHERS: readonly BrokenBackend[] = [
         try {
           return right.upload(tensor)
         } catch {
-          return new ReferenceBackend().upload(tensor)
+          return new NarrowBackend().upload(tensor)
         }
       },
     })),
@@ -544,7 +560,7 @@ export const BROKEN_BACKENDS: readonly BrokenBackend[] = [
 ]
 
 /** The ways to break a backend, which break nothing by themselves. */
-export const UNBROKEN_BACKENDS: readonly { readonly what: string; readonly create: Create }[] = [
+export const UNBROKEN_BACKENDS: readonly Omit<BrokenBackend, 'group'>[] = [
   { what: 'rewriting', create: rewriting((node) => node) },
   { what: 'results', create: results((tensor) => tensor) },
   { what: 'operands', create: operands((tensor) => tensor) },

@@ -9,13 +9,12 @@ import { type PlanSubject, planChecks } from '../src/model/plan-checks.ts'
 import { launchInProcess } from '../src/ranks/launch-in-process.ts'
 import { TINY_DIRECTORY } from '../src/tiny-golden.ts'
 import { TinyTransformer } from '../src/tiny-transformer.ts'
-import { BROKEN_BACKENDS, UNBROKEN_BACKENDS } from './broken-backends.ts'
+import { BROKEN_BACKENDS, NARROW, UNBROKEN_BACKENDS } from './broken-backends.ts'
+import { BROKEN_BFLOAT16, UNBROKEN_ROUNDING } from './broken-bfloat16.ts'
 import { BROKEN_COLLECTIVES, UNBROKEN_COLLECTIVES } from './broken-collectives.ts'
 import { BROKEN_PARTITIONS, BROKEN_PLANS, UNBROKEN_PARTITION } from './broken-plans.ts'
 
 // Each is given to the group of checks that has to notice it; `pnpm test:mutants` lists them with the check that did.
-
-const DTYPES = { dtypes: ['float32', 'float64'] } as const
 
 function collectivesGroups(wrap: (typeof BROKEN_COLLECTIVES)[number]['wrap']): readonly CheckGroup[] {
   const subject = { launch: launchInProcess(wrap), sums: 'rank-order', worldSizes: [2] } as const
@@ -37,8 +36,17 @@ describe('nothing is found in what only could be broken', () => {
   // Operations are checked elsewhere on what is not broken, and take the longest.
   const isQuick = ({ title }: CheckGroup) => !title.startsWith('operations')
 
-  it.each(UNBROKEN_BACKENDS)('a backend: $what', async ({ create }) => {
-    expect(await firstFailure(backendChecks({ create, supports: DTYPES }).filter(isQuick))).toBeUndefined()
+  it.each([...UNBROKEN_BACKENDS, UNBROKEN_ROUNDING])('a backend: $what', async ({ create, supports = NARROW }) => {
+    expect(await firstFailure(backendChecks({ create, supports }).filter(isQuick))).toBeUndefined()
+  })
+
+  it('the rounding of a backend, where operations round', async () => {
+    const groups = backendChecks(UNBROKEN_ROUNDING).filter((group) => !isQuick(group))
+    const rounds = groups.map(({ title, checks }) => {
+      return { title, checks: checks.filter((check) => ['cast', 'div', 'linear'].includes(check.title)) }
+    })
+    expect(rounds.map(({ checks }) => checks.length)).toEqual([3, 3])
+    expect(await firstFailure(rounds)).toBeUndefined()
   })
 
   it('collectives', async () => {
@@ -52,8 +60,8 @@ describe('nothing is found in what only could be broken', () => {
 })
 
 describe('mutants of backends', () => {
-  for (const { what, group, create } of BROKEN_BACKENDS) {
-    const groups = backendChecks({ create, supports: DTYPES }).filter(({ title }) => title === group)
+  for (const { what, group, create, supports = NARROW } of [...BROKEN_BACKENDS, ...BROKEN_BFLOAT16]) {
+    const groups = backendChecks({ create, supports }).filter(({ title }) => title === group)
     it(what, (context) => expectCaught(groups, context))
   }
 })

@@ -131,10 +131,23 @@ export function castData<D extends DType>(data: TensorData, from: DType, to: D):
     for (let i = 0; i < halves.length; i++) words[i] = (halves[i] as number) << 16
     return result
   }
+  if (from === 'float32' && to === 'bfloat16') {
+    roundWords(data as Float32Array, result as Uint16Array)
+    return result
+  }
   const read = READERS[from]
   const write = WRITERS[to]
   for (let i = 0; i < data.length; i++) write(result, i, read(data, i))
   return result
+}
+
+/** {@link float32ToBfloat16} of every element, on their bits: activations are rounded after every operation. */
+function roundWords(values: Float32Array, result: Uint16Array): void {
+  const words = new Uint32Array(values.buffer, values.byteOffset, values.length)
+  for (let i = 0; i < words.length; i++) {
+    const bits = words[i] as number
+    result[i] = (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : (bits + 0x7fff + ((bits >>> 16) & 1)) >>> 16
+  }
 }
 
 const readNumber = (data: TensorData, i: number) => Number(data[i])

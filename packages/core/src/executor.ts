@@ -2,13 +2,16 @@ import { throwIfAborted } from './abort.ts'
 import type { Backend, DeviceTensor, Executable } from './backend.ts'
 import type { Collectives } from './collectives.ts'
 import { DeviceValues } from './device-values.ts'
+import { itemSize } from './dtype.ts'
 import { RankwiseError } from './errors.ts'
 import type { TensorType, Value } from './graph.ts'
+import { opDefinition } from './op.ts'
 import type { PlacedGraph, PlacedValue } from './partition.ts'
 import { formatPlacement, type Placement, REPLICATED, samePlacement } from './placement.ts'
+import { type ProfileActivity, profiled } from './profile/index.ts'
 import { RetainedTensor } from './retained-tensor.ts'
 import { type Segment, type Step, stepsOf } from './segment.ts'
-import { sameShape, type Tensor } from './tensor.ts'
+import { sameShape, sizeOf, type Tensor } from './tensor.ts'
 
 /** What a graph is executed with. */
 export interface ExecutorOptions {
@@ -39,6 +42,7 @@ export interface RunOptions {
 interface BoundSegment {
   readonly executable: Executable
   readonly weights: readonly DeviceTensor[]
+  readonly activity: ProfileActivity
 }
 
 type AllReduceStep = Extract<Step, { kind: 'all_reduce' }>
@@ -97,7 +101,12 @@ export class GraphExecutor {
    * @param inputs - one tensor per graph input, of the shape it was traced with; retained ones stay the caller's
    * @throws RankwiseError `INPUT_MISMATCH`, `ABORTED`, and those of the backend and the collectives
    */
-  async runRetaining(inputs: Readonly<Record<string, RunInput>>, { signal }: RunOptions = {}): Promise<RunResult> {
+  async runRetaining(inputs: Readonly<Record<string, RunInput>>, options: RunOptions = {}): Promise<RunResult> {
+    const { name } = this.#graph
+    return profiled({ category: 'run', name, graph: name }, () => this.#run(inputs, options))
+  }
+
+  async #run(inputs: Readonly<Record<string, RunInput>>, { signal }: RunOptions): Promise<RunResult> {
     const { backend } = this.#options
     refuseUnknown(this.#graph, inputs)
     const given = this.#graph.inputs.map((value) => [value.id, matchingInput(value, inputs)] as const)
@@ -149,7 +158,7 @@ export class GraphExecutor {
     const key = executableKey(segment, weights)
     const executable = this.#executables.get(key) ?? (await this.#options.backend.compile(segment, weights))
     this.#executables.set(key, executable)
-    this.#bound.set(segment, { executable, weights })
+    this.#bound.set(segment, { executable, weights, activity: activityOf(segment, this.#graph.name) })
   }
 
   async #runSegment(segment: Segment, values: DeviceValues): Promise<void> {
@@ -158,7 +167,8 @@ export class GraphExecutor {
       throw new RankwiseError('EXECUTOR_DISPOSED', 'the model was disposed', { where: this.#graph.name })
     }
     const inputs = segment.inputs.map((input) => values.at(input.id))
-    const outputs = await bound.executable.run(inputs, bound.weights)
+    const { executable, weights, activity } = bound
+    const outputs = await profiled(activity, () => executable.run(inputs, weights))
     for (const [i, output] of segment.outputs.entries()) values.set(output.id, outputs[i] as DeviceTensor)
   }
 
@@ -174,16 +184,19 @@ export class GraphExecutor {
       for (const [i, partial] of partials.entries()) values.set((sums[i] as Value).id, values.at(partial.id))
       return
     }
-    // Where the parts are not needed any more, the sums are written over them.
-    const isInPlace = backend.borrow !== undefined && partials.every(({ id }) => released.includes(id))
-    const tensors = isInPlace
-      ? partials.map(({ id }) => (backend as Required<Backend>).borrow(values.at(id)))
-      : await this.#copiesOf(partials, values, released)
-    await collectives.allReduce(tensors, { signal })
-    for (const [i, tensor] of tensors.entries()) {
-      const sum = isInPlace ? values.at((partials[i] as Value).id) : backend.upload(tensor)
-      values.set((sums[i] as Value).id, sum)
-    }
+    const bytes = partials.reduce((sum, { dtype, shape }) => sum + itemSize(dtype) * sizeOf(shape), 0)
+    await profiled({ category: 'all_reduce', name: 'all_reduce', graph: this.#graph.name, bytes }, async () => {
+      // Where the parts are not needed any more, the sums are written over them.
+      const isInPlace = backend.borrow !== undefined && partials.every(({ id }) => released.includes(id))
+      const tensors = isInPlace
+        ? partials.map(({ id }) => (backend as Required<Backend>).borrow(values.at(id)))
+        : await this.#copiesOf(partials, values, released)
+      await collectives.allReduce(tensors, { signal })
+      for (const [i, tensor] of tensors.entries()) {
+        const sum = isInPlace ? values.at((partials[i] as Value).id) : backend.upload(tensor)
+        values.set((sums[i] as Value).id, sum)
+      }
+    })
   }
 
   /** Partial values on the host, to be written to. */
@@ -209,6 +222,15 @@ export class GraphExecutor {
       return weight
     })
   }
+}
+
+/** A segment by the modules that it begins and ends in, and what it costs. */
+function activityOf({ nodes }: Segment, graph: string): ProfileActivity {
+  const [first = '', last = ''] = [nodes[0]?.path, nodes.at(-1)?.path].map((path) => path || '(model)')
+  const flops = nodes.reduce((sum, { op, inputs, outputs, attributes }) => {
+    return sum + opDefinition(op).cost(inputs, outputs, attributes).flops
+  }, 0)
+  return { category: 'segment', name: first === last ? first : `${first} … ${last}`, graph, flops }
 }
 
 function requireWorldSize({ name, tpDegree }: PlacedGraph, worldSize: number): void {

@@ -8,9 +8,10 @@ import { turns } from './turns.ts'
 
 /**
  * Has rank 0 do something on which all ranks of a load depend, and gives all of them the text that comes of it: at most
- * 1000 bytes. Every rank calls it once; where it fails on rank 0, the load fails there.
+ * 1000 bytes. Every rank calls it; where it fails on rank 0, the load fails there. A load has one such text, and loads that
+ * are part of it have the same.
  *
- * @throws what `work` threw on rank 0; RankwiseError `ABORTED`
+ * @throws what `work` threw on rank 0; RankwiseError `ABORTED`, `LOAD_DIFFERS` where the text is another than before
  */
 export type FromFirst = (work: () => Promise<string>) => Promise<string>
 
@@ -22,6 +23,11 @@ export interface LoadTogetherOptions<T> {
   readonly signal?: AbortSignal | undefined
   /** Frees what this rank has loaded, when another has failed. */
   readonly release: (loaded: T) => void | Promise<void>
+  /**
+   * What a load around this one was given: this one is part of it then, and the ranks agree on the whole. Parts may run at
+   * the same time, and in another order on every rank. @default a load that the ranks agree on by itself
+   */
+  readonly within?: FromFirst | undefined
   /** What the ranks do, for the error of those on which it did not fail. @default 'load' */
   readonly work?: 'load' | 'encode'
 }
@@ -53,10 +59,11 @@ const INTERVAL_MS = 100
  */
 export async function loadTogether<T>(
   load: (signal: AbortSignal, fromFirst: FromFirst) => Promise<T>,
-  { collectives, signal: own, release, work = 'load' }: LoadTogetherOptions<T>,
+  { collectives, signal: own, release, within, work = 'load' }: LoadTogetherOptions<T>,
 ): Promise<T> {
   const stop = new AbortController()
   const signal = own === undefined ? stop.signal : AbortSignal.any([own, stop.signal])
+  if (within !== undefined) return load(signal, within)
   if (collectives === undefined || collectives.worldSize === 1) return load(signal, (work) => work())
   using _turn = await turns.take(collectives)
   const word = new WordOfFirst(collectives.rank, signal)
@@ -167,8 +174,15 @@ class WordOfFirst {
   async get(work: () => Promise<string>): Promise<string> {
     this.isAsked = true
     if (this.#rank > 0) return this.#wait()
-    this.text = await work()
-    return this.text
+    const text = await work()
+    if (this.text !== '' && this.text !== text) {
+      throw new RankwiseError('LOAD_DIFFERS', 'parts of a load follow different words of rank 0', {
+        actual: { first: this.text, next: text },
+        rule: 'what is loaded together is of one commit',
+      })
+    }
+    this.text = text
+    return text
   }
 
   /** Takes note of what rank 0 says. */

@@ -1,5 +1,4 @@
-import { join, posix } from 'node:path'
-import type { Backend, DeviceTensor } from './backend.ts'
+import type { DeviceTensor } from './backend.ts'
 import { checkPlan, collectivesFor, joinedCollectives, type PlannedClass, type PlannedModel } from './check-plan.ts'
 import type { Collectives } from './collectives.ts'
 import type { DType } from './dtype.ts'
@@ -7,24 +6,18 @@ import { RankwiseError } from './errors.ts'
 import { GraphExecutor, type RunInput, type RunOptions, type RunResult } from './executor.ts'
 import { ExecutorCache } from './executor-cache.ts'
 import type { Graph } from './graph.ts'
-import { type FileSelection, type HubRepository, openWeights as openHubWeights, openPretrained } from './hub/index.ts'
+import { openPretrained } from './hub/index.ts'
 import { type FromFirst, loadTogether } from './load-agreement.ts'
-import { type LoadedWeights, type LoadReport, type LoadWeightsOptions, loadWeights } from './load-weights.ts'
+import { DEFAULT_WEIGHTS_NAME, loadModel, type Runtime } from './load-model.ts'
+import type { LoadReport, LoadWeightsOptions } from './load-weights.ts'
 import { Module } from './module.ts'
 import type { TensorParallelConfig } from './parallel-config.ts'
 import { partition } from './partition.ts'
 import { formatPlacement } from './placement.ts'
-import type { ParameterPlacements } from './plan.ts'
-import {
-  checkOptions,
-  checkParallelConfig,
-  checkQuantization,
-  type FromPretrainedOptions,
-  hubOptionsOf,
-} from './pretrained-options.ts'
-import { parseConfig, readConfigText } from './read-config.ts'
+import { checkOptions, checkParallelConfig, type FromPretrainedOptions, hubOptionsOf } from './pretrained-options.ts'
+import { profiled } from './profile/index.ts'
 import { RetainedTensor } from './retained-tensor.ts'
-import { openWeights, type SaveModelOptions, type SaveOptions, saveModel, saveShards } from './save/index.ts'
+import { type SaveModelOptions, type SaveOptions, saveModel, saveShards } from './save/index.ts'
 import { type SplitOptions, splitWeights } from './split-weights.ts'
 import type { Tensor } from './tensor.ts'
 import type { TracedTensor } from './traced-tensor.ts'
@@ -53,20 +46,6 @@ export type SaveProgressOptions = Pick<SaveOptions, 'signal' | 'onProgress'>
 export interface SavePretrainedOptions extends SaveProgressOptions {
   /** Most bytes of one file, as a number or like `'5GB'`. @default '10GB' */
   readonly maxShardSize?: SaveModelOptions['maxShardSize']
-}
-
-interface Runtime extends LoadedWeights {
-  /** The class that loaded the model; a subclass may build instances of its base. */
-  readonly type: ModelClass<ModelMixin>
-  /** Text of its config.json. */
-  readonly config: string
-  readonly backend: Backend
-  readonly dtype: DType
-  readonly tpDegree: number
-  /** Whether the model was split, be it over one rank. */
-  readonly isParallel: boolean
-  readonly placements: ParameterPlacements
-  readonly collectives: Collectives | undefined
 }
 
 /** A model that loads its weights from a checkpoint folder and runs on a backend, whole or split over ranks. */
@@ -99,18 +78,23 @@ export abstract class ModelMixin extends Module implements PlannedModel {
     pathOrId: string,
     options: FromPretrainedOptions,
   ): Promise<M> {
+    // Not all callers have types: without options, it is the missing backend that is refused.
+    const given = (options ?? {}) as FromPretrainedOptions
     // All that can fail, fails in the load: the other ranks hear of that.
     const load = async (signal: AbortSignal, fromFirst: FromFirst) => {
-      checkOptions(this.name, options)
-      const repository = await openPretrained(pathOrId, { ...hubOptionsOf(options), signal, fromFirst })
-      return loadModel(this, repository ?? pathOrId, { ...options, signal })
+      checkOptions(this.name, given)
+      const repository = await openPretrained(pathOrId, { ...hubOptionsOf(given), signal, fromFirst })
+      return loadModel(this, repository ?? pathOrId, { ...given, signal })
     }
-    const { model, runtime } = await loadTogether(load, {
-      collectives: joinedCollectives(options.parallelConfig?.tpDegree ?? 1),
-      // What is no signal is refused in the load.
-      signal: options.signal instanceof AbortSignal ? options.signal : undefined,
-      release: ({ runtime }) => disposeWeights(runtime),
-    })
+    const { model, runtime } = await profiled({ category: 'stage', name: `load ${this.name}` }, () =>
+      loadTogether(load, {
+        collectives: joinedCollectives(given.parallelConfig?.tpDegree ?? 1),
+        // What is no signal is refused in the load.
+        signal: given.signal instanceof AbortSignal ? given.signal : undefined,
+        within: typeof given.within === 'function' ? given.within : undefined,
+        release: ({ runtime }) => disposeWeights(runtime),
+      }),
+    )
     model.#runtime = runtime
     return model
   }
@@ -249,11 +233,13 @@ export abstract class ModelMixin extends Module implements PlannedModel {
     using _turn = await turns.take(this.#loaded().collectives)
     // Not before: whoever had the turn may have split the model.
     const { backend, collectives, weights, dtype, placements, tpDegree } = this.#loaded()
-    const compile = async () => {
-      const graph = trace(`${this.constructor.name}.${method}`, this, inputs, forward, dtype)
-      const placed = partition(graph, placements, tpDegree, { inputs: new Map(kept), retained })
-      return GraphExecutor.compile(placed, { backend, collectives, weights })
-    }
+    const name = `${this.constructor.name}.${method}`
+    const compile = () =>
+      profiled({ category: 'compile', name, graph: name }, async () => {
+        const graph = trace(name, this, inputs, forward, dtype)
+        const placed = partition(graph, placements, tpDegree, { inputs: new Map(kept), retained })
+        return GraphExecutor.compile(placed, { backend, collectives, weights })
+      })
     // Awaited here: the turn ends with the function.
     return await this.#executors.use(key, compile, (executor) => executor.runRetaining(inputs, options))
   }
@@ -309,62 +295,6 @@ export abstract class ModelMixin extends Module implements PlannedModel {
   }
 }
 
-const DEFAULT_WEIGHTS_NAME = 'diffusion_pytorch_model'
-
-/** Everything of a load that can fail on one rank alone. */
-async function loadModel<M extends ModelMixin>(
-  type: ModelClass<M>,
-  place: string | HubRepository,
-  options: FromPretrainedOptions,
-): Promise<{ readonly model: M; readonly runtime: Runtime }> {
-  const { subfolder = '', backend, dtype = 'float32', parallelConfig, onProgress, signal } = options
-  checkDtype(type.name, backend, dtype)
-  const tpDegree = parallelConfig?.tpDegree ?? 1
-  const weightsName = type.weightsName ?? DEFAULT_WEIGHTS_NAME
-  const directory = join(
-    await localFolder(
-      place,
-      { files: [posix.join(subfolder, 'config.json')], folders: [subfolder], weightsNames: [weightsName] },
-      signal,
-    ),
-    subfolder,
-  )
-  const configPath = join(directory, 'config.json')
-  const config = await readConfigText(configPath)
-  const parsed = parseConfig(config, configPath)
-  checkQuantization(type.name, parsed)
-  const model = type.fromConfig(parsed)
-  const placements = checkPlan(type, model, tpDegree, parallelConfig !== undefined)
-  const collectives = collectivesFor(type.name, tpDegree)
-  await using source =
-    typeof place === 'string'
-      ? await openWeights(directory, { weightsName })
-      : await openHubWeights(place, { subfolder, weightsName, download: options.download, signal, onProgress })
-  const weights = await loadWeights(source, model, {
-    placements,
-    rank: collectives?.rank ?? 0,
-    tpDegree,
-    backend,
-    dtype,
-    component: subfolder || type.name,
-    ignored: type.ignoredWeights ?? [],
-    tied: type.tiedWeights ?? {},
-    signal,
-    onProgress,
-  })
-  const isParallel = parallelConfig !== undefined
-  return { model, runtime: { type, config, ...weights, backend, dtype, tpDegree, isParallel, placements, collectives } }
-}
-
-/** The folder itself, or that of a repository's small files in the cache: weights are not downloaded yet. */
-async function localFolder(
-  place: string | HubRepository,
-  selection: FileSelection,
-  signal: AbortSignal | undefined,
-): Promise<string> {
-  return typeof place === 'string' ? place : place.download({ ...selection, weights: false }, { signal })
-}
-
 function modelNotLoaded(model: string): RankwiseError {
   return new RankwiseError('MODEL_NOT_LOADED', 'the model has no weights', {
     where: model,
@@ -380,13 +310,4 @@ function disposeWeights({ weights }: Pick<Runtime, 'weights'>): void {
 function disposeSplit(weights: Runtime['weights'], kept: Runtime['weights']): void {
   const others = new Set(kept.values())
   for (const weight of weights.values()) if (!others.has(weight)) weight.dispose()
-}
-
-function checkDtype(model: string, backend: Backend, dtype: DType): void {
-  if (backend.supports.dtypes.includes(dtype)) return
-  throw new RankwiseError('DTYPE_UNSUPPORTED', `the backend ${backend.name} does not compute in ${dtype}`, {
-    where: model,
-    actual: { dtype, supported: backend.supports.dtypes },
-    rule: 'dtype is one that the backend computes in; weights stored in another are cast after slicing',
-  })
 }

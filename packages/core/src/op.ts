@@ -20,6 +20,11 @@ export interface Cost {
 /** The rules of one primitive operation. Everything that knows operations is made of these and a backend's lowering. */
 export interface OpDefinition<A extends Attributes = Attributes> {
   readonly name: string
+  /**
+   * Whether results consist of elements of the operands, so that those of a 16-bit dtype need no rounding.
+   * @default false
+   */
+  readonly movesOnly?: boolean
   /** Types of the results. @throws RankwiseError `OP_SHAPE` */
   infer(inputs: readonly TensorType[], attributes: A): readonly TensorType[]
   /** Placements of the results, or an error saying which rule the operands break. */

@@ -3,6 +3,7 @@ import { ADAPTERS_RULE } from './checkpoint/foreign-checkpoint.ts'
 import type { DType } from './dtype.ts'
 import { RankwiseError } from './errors.ts'
 import type { DownloadMode, HubOptions } from './hub/index.ts'
+import type { FromFirst } from './load-agreement.ts'
 import type { LoadProgress } from './load-weights.ts'
 import { TensorParallelConfig } from './parallel-config.ts'
 
@@ -29,6 +30,8 @@ export interface FromPretrainedOptions extends FromHubOptions {
   readonly signal?: AbortSignal | undefined
   /** Called after every weight. */
   readonly onProgress?: (progress: LoadProgress) => void
+  /** As `within` of `loadTogether`: for a model that is loaded together with others. @default by itself */
+  readonly within?: FromFirst | undefined
 }
 
 /** What a value has to be, as a test and in words. */
@@ -55,6 +58,7 @@ const KNOWN_OPTIONS: Readonly<Record<keyof FromPretrainedOptions, OptionType>> =
   parallelConfig: CHECKED_ELSEWHERE,
   signal: { accepts: (value) => value instanceof AbortSignal, rule: 'an AbortSignal' },
   onProgress: { accepts: (value) => typeof value === 'function', rule: 'a function' },
+  within: { accepts: (value) => typeof value === 'function', rule: 'what loadTogether gives to a load' },
 }
 
 const HUB_OPTIONS = ['revision', 'token', 'cacheDir', 'localFilesOnly', 'endpoint', 'download'] as const

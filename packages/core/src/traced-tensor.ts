@@ -63,6 +63,11 @@ export class TracedTensor {
     return this.#unary('cos')
   }
 
+  /** The same values in another floating-point dtype, rounded to nearest even; itself when it has that dtype. */
+  to(dtype: DType): TracedTensor {
+    return dtype === this.dtype ? this : this.#unary('cast', { dtype })
+  }
+
   /** The same elements, in row-major order, under another shape. */
   reshape(shape: Shape): TracedTensor {
     return this.#unary('reshape', { shape })

@@ -162,6 +162,15 @@ describe('castData', () => {
     expect(PATTERNS.filter((pattern) => !Object.is(cast[pattern], bfloat16ToFloat32(pattern)))).toEqual([])
   })
 
+  it('rounds float32 to bfloat16 by the same rule for a block as for one element', () => {
+    fc.assert(
+      fc.property(fc.array(float32), (values) => {
+        const rounded = castData(Float32Array.from(values), 'float32', 'bfloat16')
+        expect([...rounded]).toEqual(values.map(float32ToBfloat16))
+      }),
+    )
+  })
+
   it('rounds float64 to float32 before it rounds to 16 bits', () => {
     const justAboveHalfway = Float64Array.of(1 + 2 ** -8 + 2 ** -40)
     expect([...castData(justAboveHalfway, 'float64', 'bfloat16')]).toEqual([float32ToBfloat16(1)])

@@ -232,6 +232,63 @@ describe('ranks that load together', () => {
     await expectInStep(ranks)
   })
 
+  test('load parts at the same time, in whatever order, and agree on the whole', async () => {
+    const ranks = ranksOf(2)
+    const events: string[] = []
+    const part = (collectives: Collectives, name: string, delay: number, fromFirst: FromFirst, signal: AbortSignal) =>
+      loadTogether(
+        async (_, word) => {
+          const commit = await word(async () => 'commit')
+          events.push(`${collectives.rank} begins ${name} of ${commit}`)
+          await waitFor(delay, signal)
+          if (name === 'b' && collectives.rank === 1) throw new RankwiseError('BROKEN', 'no such file')
+          return name
+        },
+        { collectives, within: fromFirst, release: () => void events.push('frees a part') },
+      )
+    const both = (collectives: Collectives, delays: readonly [number, number]) =>
+      loadTogether(
+        async (signal, fromFirst) => {
+          const names = collectives.rank === 0 ? ['a', 'b'] : ['b', 'a']
+          const parts = names.map((name, i) => part(collectives, name, delays[i] as number, fromFirst, signal))
+          return (await Promise.all(parts)).join()
+        },
+        { collectives, release: (value) => void events.push(`frees ${value}`) },
+      )
+    const outcomes = await Promise.all([
+      outcomeOf(both(ranks[0] as Collectives, [0, 20])),
+      outcomeOf(both(ranks[1] as Collectives, [150, 60_000])),
+    ])
+    expect(outcomes[0]?.error).toMatchObject({ code: 'LOAD_FAILED_ELSEWHERE', actual: { rank: 1, code: 'BROKEN' } })
+    expect(outcomes[1]?.error?.code).toBe('BROKEN')
+    expect(events).toEqual([
+      '0 begins a of commit',
+      '0 begins b of commit',
+      '1 begins b of commit',
+      '1 begins a of commit',
+      'frees a,b',
+    ])
+    await expectInStep(ranks)
+  })
+
+  test('refuse parts of which rank 0 says another word', async () => {
+    const ranks = ranksOf(2)
+    const outcomes = ranks.map((collectives) => {
+      const load = async (_: AbortSignal, fromFirst: FromFirst) => {
+        await fromFirst(async () => 'one commit')
+        return loadTogether((_signal, word) => word(async () => 'another'), {
+          collectives,
+          within: fromFirst,
+          release: () => {},
+        })
+      }
+      return outcomeOf(loadTogether(load, { collectives, release: () => {} }))
+    })
+    const codes = (await Promise.all(outcomes)).map(({ error }) => error?.code)
+    expect(codes).toEqual(['LOAD_DIFFERS', 'LOAD_FAILED_ELSEWHERE'])
+    await expectInStep(ranks)
+  })
+
   test('hear of long messages, cut at a character', async () => {
     const ranks = ranksOf(2)
     const message = `${'ü'.repeat(3000)} end`

@@ -1,5 +1,7 @@
 import fc from 'fast-check'
 import { describe, expect, it } from 'vitest'
+import type { DType } from '../src/dtype.ts'
+import type { Attributes } from '../src/graph.ts'
 import { opDefinition, opNames } from '../src/op.ts'
 import { formatPlacement, PARTIAL, type Placement, REPLICATED, shard } from '../src/placement.ts'
 import { codeOf, refusalOf } from './support.ts'
@@ -89,14 +91,43 @@ const binaryRules: readonly Rule[] = BINARY.flatMap(({ op, whole }) => {
 
 const shardsStay = ['S0 -> S0', 'S0* -> S0*', 'S1 -> S1', 'S1* -> S1*']
 
-const unaryRules: readonly Rule[] = ['silu', 'sin', 'cos', 'add_scalar', 'mul_scalar'].map((op) => ({
+const UNARY: Readonly<Record<string, Attributes>> = {
+  ...{ silu: {}, sin: {}, cos: {}, cast: { dtype: 'float32' } },
+  ...{ add_scalar: { value: 1.5 }, mul_scalar: { value: 1.5 } },
+}
+
+const unaryRules: readonly Rule[] = Object.entries(UNARY).map(([op, attributes]) => ({
   title: op,
   op,
   shapes: [[8, 16]],
-  attributes: op.endsWith('scalar') ? { value: 1.5 } : {},
+  attributes,
   legal: [...(op === 'mul_scalar' ? ['R -> R', 'P -> P'] : ['C -> R']), ...shardsStay],
   refusal: always('never'),
 }))
+
+/** What is in 16 bits is summed before it is rounded by anything else. */
+const roundedRules: readonly Rule[] = [
+  ...BINARY.map(({ op }) => ({
+    title: `${op} in bfloat16`,
+    op,
+    shapes: [
+      [8, 16],
+      [8, 16],
+    ],
+    dtypes: ['bfloat16', 'bfloat16'] as const,
+    legal: ['C C -> R', ...same],
+    refusal: always('PLACEMENT_ELEMENTWISE'),
+  })),
+  {
+    title: 'mul_scalar in float16',
+    op: 'mul_scalar',
+    shapes: [[8, 16]],
+    dtypes: ['float16'],
+    attributes: { value: 1.5 },
+    legal: ['C -> R', ...shardsStay],
+    refusal: always('never'),
+  },
+]
 
 const linearRules: readonly Rule[] = [
   {
@@ -378,6 +409,7 @@ const spatialRules: readonly Rule[] = [
 const RULES: readonly Rule[] = [
   ...binaryRules,
   ...unaryRules,
+  ...roundedRules,
   ...linearRules,
   ...movementRules,
   normRule('layer_norm', 0),
@@ -795,6 +827,40 @@ describe('shape rules', () => {
     ['conv2d with another bias', convOf([1, 2, 4, 4], [3, 2, 1, 1], [2])],
     ['conv2d with a kernel that does not fit', convOf([1, 2, 2, 4], [3, 2, 3, 3], [3])],
     ['upsample_nearest2d of a vector', { op: 'upsample_nearest2d', shapes: [[4]], attributes: { scale: 2 } }],
+    ['cast of integers', { op: 'cast', shapes: [[4]], dtypes: ['int32'], attributes: { dtype: 'float32' } }],
+    ['cast to integers', { op: 'cast', shapes: [[4]], attributes: { dtype: 'int32' } }],
+    ['cast to what there is not', { op: 'cast', shapes: [[4]], attributes: { dtype: 'float8' } }],
+    ...mixed(
+      { op: 'layer_norm', shapes: [[2, 3], [3], [3]], attributes: { eps: 0 } },
+      ['bfloat16', 'float32', 'bfloat16'],
+      ['float32', 'bfloat16', 'bfloat16'],
+      ['bfloat16', 'bfloat16', 'float32'],
+    ),
+    ...mixed({ op: 'rms_norm', shapes: [[2, 3], [3]], attributes: { eps: 0 } }, ['bfloat16', 'float32']),
+    ...mixed(
+      { op: 'group_norm', shapes: [[1, 4, 1, 1], [4], [4]], attributes: { groups: 2, eps: 0 } },
+      ['bfloat16', 'float32', 'bfloat16'],
+      ['bfloat16', 'bfloat16', 'float32'],
+    ),
+    ...mixed(
+      attentionOf([1, 2, 2, 4], [1, 2, 2, 4], [1, 2, 2, 4], [1, 1, 2, 2]),
+      ['bfloat16', 'float32', 'float32', 'bfloat16'],
+      ['bfloat16', 'bfloat16', 'float32', 'bfloat16'],
+      ['bfloat16', 'bfloat16', 'bfloat16', 'float16'],
+      ['float32', 'float32', 'float32', 'bfloat16'],
+    ),
+    ...mixed(
+      ropeOf([1, 2, 2, 4], [2, 2]),
+      ['float32', 'bfloat16', 'bfloat16'],
+      ['bfloat16', 'float32', 'bfloat16'],
+      ['bfloat16', 'float16', 'float16'],
+      ['float64', 'float32', 'float32'],
+    ),
+    ...mixed(
+      convOf([1, 2, 4, 4], [3, 2, 1, 1], [3]),
+      ['bfloat16', 'float32', 'float32'],
+      ['bfloat16', 'bfloat16', 'float32'],
+    ),
   ]
 
   it.each(refused)('refuse %s', (_title, call) => {
@@ -804,6 +870,20 @@ describe('shape rules', () => {
     expect(error.rule).toBeTruthy()
   })
 
+  it.each([
+    ['rope by tables in float32', ropeOf([1, 2, 2, 4], [2, 2]), ['float32', 'float32']],
+    [
+      'attention with a bias in float32',
+      attentionOf([1, 2, 2, 4], [1, 2, 2, 4], [1, 2, 2, 4], [1, 1, 2, 2]),
+      ['float32'],
+    ],
+  ] as const)('take %s where the rest is 16 bits', (_title, call, wide) => {
+    for (const dtype of ['bfloat16', 'float16'] as const) {
+      const dtypes = [...call.shapes.map(() => dtype).slice(wide.length), ...wide]
+      expect(outputTypes({ ...call, dtypes })).toEqual([{ dtype, shape: call.shapes[0] }])
+    }
+  })
+
   it('an unknown operation is named together with the known ones', () => {
     const error = refusalOf(() => opDefinition('gelu'))
     expect(error.code).toBe('OP_UNKNOWN')
@@ -811,6 +891,11 @@ describe('shape rules', () => {
     expect(error.message).toContain('linear')
   })
 })
+
+/** The call on operands of each of these dtypes. */
+function mixed(call: OpCall, ...dtypes: readonly (readonly DType[])[]): readonly (readonly [string, OpCall])[] {
+  return dtypes.map((types) => [`${call.op} of ${types.join(' and ')}`, { ...call, dtypes: types }])
+}
 
 function attentionOf(...shapes: number[][]): OpCall {
   return { op: 'attention', shapes, attributes: { scale: 1, causal: false } }

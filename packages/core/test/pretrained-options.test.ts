@@ -51,7 +51,7 @@ describe('fromPretrained refuses before any weight is read', () => {
     ['a DDUF file', { ddufFile: 'flux.dduf' }, 'CHECKPOINT_FORMAT'],
     ['adapters', { adapters: ['style'] }, 'ADAPTERS_UNSUPPORTED'],
     ['an option that nobody has', { torchDtype: 'float32' }, 'OPTION_UNKNOWN'],
-    ['a dtype the backend cannot take', { dtype: 'bfloat16' }, 'DTYPE_UNSUPPORTED'],
+    ['a dtype the backend cannot take', { dtype: 'int32' }, 'DTYPE_UNSUPPORTED'],
     [
       'context parallelism',
       { parallelConfig: { contextParallelConfig: { ringDegree: 2 } } },
@@ -87,6 +87,11 @@ describe('fromPretrained refuses before any weight is read', () => {
   ])('%s as %s', async (name, value) => {
     const refused = Mlp.fromPretrained(empty, untyped({ [name]: value }))
     await expect(refused).rejects.toMatchObject({ code: 'OPTION_INVALID', message: expect.stringContaining(name) })
+  })
+
+  it.each([undefined, null])('no options, as %s', async (options) => {
+    const refused = Mlp.fromPretrained(empty, options as never)
+    await expect(refused).rejects.toMatchObject({ code: 'OPTION_INVALID', message: expect.stringContaining('backend') })
   })
 
   it('takes the harmless values of options it does not have', async () => {

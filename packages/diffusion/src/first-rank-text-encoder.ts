@@ -3,6 +3,7 @@ import {
   type Collectives,
   DTYPES,
   type FromFirst,
+  type FromPretrainedOptions,
   getProcessGroup,
   loadTogether,
   RankwiseError,
@@ -34,20 +35,21 @@ export class FirstRankTextEncoder implements HiddenStateEncoder {
 
   /**
    * Loads the encoder on rank 0 of the process group, if there is one; the others wait, and where it fails, it fails on
-   * all.
+   * all. As a part of another load (`within`), it fails on all with that.
    *
    * @param load - called on rank 0 alone, so without a `parallelConfig`
    * @throws what `load` throws; RankwiseError `LOAD_FAILED_ELSEWHERE`, `ABORTED`
    */
   static async create(
     load: (signal: AbortSignal) => Promise<HiddenStateEncoder>,
-    { signal }: { readonly signal?: AbortSignal | undefined } = {},
+    { signal, within }: Pick<FromPretrainedOptions, 'signal' | 'within'> = {},
   ): Promise<FirstRankTextEncoder> {
     const collectives = getProcessGroup()?.collectives
     const isFirst = (collectives?.rank ?? 0) === 0
     const encoder = await loadTogether(async (stop) => (isFirst ? await load(stop) : undefined), {
       collectives,
       signal,
+      within,
       release: (loaded) => loaded?.dispose(),
     })
     return new FirstRankTextEncoder(encoder, collectives)

@@ -17,7 +17,7 @@ export { linspace } from './linspace.ts'
 export { Mistral3ForConditionalGeneration } from './mistral3.ts'
 export { parseModelConfig } from './model-config.ts'
 export { Qwen3ForCausalLM } from './qwen3.ts'
-export type { LatentDType } from './rounding.ts'
+export { type LatentDType, roundingOf } from './rounding.ts'
 export {
   computeEmpiricalMu,
   FlowMatchEulerDiscreteScheduler,

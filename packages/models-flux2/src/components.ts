@@ -1,6 +1,5 @@
 import {
   type Backend,
-  type DType,
   type FromFirst,
   type FromHubOptions,
   type HubRepository,
@@ -9,7 +8,6 @@ import {
   type LoadProgress,
   loadTogether,
   openPretrained,
-  RankwiseError,
   type TensorParallelConfig,
 } from '@rankwise/core'
 import {
@@ -18,9 +16,11 @@ import {
   type HiddenStateEncoder,
   Tokenizer,
 } from '@rankwise/diffusion'
+import { type ComponentDTypes, type ComponentName, dtypeOf } from './component-dtypes.ts'
+import { loadAll } from './load-all.ts'
+import { checkLoadOptions } from './load-options.ts'
 import { readModelIndex, requireClass } from './model-index.ts'
 import { OnDemandTextEncoder } from './on-demand-text-encoder.ts'
-import { checkOptionNames } from './option-names.ts'
 import {
   checkTextEncoder,
   loadPlacedTextEncoder,
@@ -58,16 +58,22 @@ export interface Flux2FromPretrainedOptions extends Partial<Flux2Components>, Fr
   readonly textEncoderPlacement?: TextEncoderPlacement
   /**
    * Loads the text encoder when a call needs it, and frees it before the denoising: the two never take memory together,
-   * and every call with a `prompt` loads it anew. Not together with a `textEncoder` of your own.
+   * and every call with a `prompt` loads it anew. The other models load one after the other. Not together with a
+   * `textEncoder` of your own.
    *
    * @default false
    */
   readonly lowMemory?: boolean
-  /** @default 'float32' */
-  readonly dtype?: DType
+  /**
+   * What the models compute in, whatever the checkpoint stores: one dtype, or `{ default, transformer, textEncoder, vae }`.
+   * Noise and latents are in that of the transformer, and are cast where they go to another model.
+   *
+   * @default 'float32', also for models that an object does not name, where it has no `default`
+   */
+  readonly dtype?: ComponentDTypes
   /** Aborts the load with `ABORTED`. */
   readonly signal?: AbortSignal
-  /** Called after every weight of every model. */
+  /** Called after every weight of every model; `component` is its folder. Several may load at the same time. */
   readonly onProgress?: (progress: LoadProgress) => void
 }
 
@@ -86,178 +92,118 @@ export interface PipelineParts {
   readonly textEncoder: TextEncoderClass
 }
 
-const LOAD_OPTIONS: Readonly<Record<keyof Flux2FromPretrainedOptions, true>> = {
-  transformer: true,
-  textEncoder: true,
-  vae: true,
-  tokenizer: true,
-  scheduler: true,
-  backend: true,
-  parallelConfig: true,
-  textEncoderPlacement: true,
-  lowMemory: true,
-  dtype: true,
-  signal: true,
-  onProgress: true,
-  revision: true,
-  token: true,
-  cacheDir: true,
-  localFilesOnly: true,
-  endpoint: true,
-  download: true,
-}
-
-/** Names of the options that `fromPretrained` of every pipeline takes. */
-export const LOAD_OPTION_NAMES = Object.keys(LOAD_OPTIONS) as readonly (keyof Flux2FromPretrainedOptions)[]
-
 /** What is read at once; the models fetch their own parts. */
 const SMALL_PARTS = { files: ['model_index.json'], folders: ['scheduler', 'tokenizer'], weights: false }
 
 /**
- * Loads what is not given, on all ranks that the transformer is split over or on none; when a part fails, those loaded
- * before are freed again.
+ * Loads what is not given, on all ranks that the transformer is split over or on none; when a part fails, the others are
+ * aborted and freed again.
  */
 export async function loadComponents(
   pathOrId: string,
   options: Flux2KleinFromPretrainedOptions,
   kind: PipelineParts,
 ): Promise<Flux2KleinComponents> {
-  const { parallelConfig, signal } = options
-  const collectives = joinedCollectives(parallelConfig?.tpDegree ?? 1)
-  const loaded: AsyncDisposable[] = []
-  const own = <M extends AsyncDisposable>(model: M): M => {
-    loaded.push(model)
-    return model
+  const load = async (signal: AbortSignal, fromFirst: FromFirst) => {
+    checkLoadOptions(options, kind)
+    const repository = await openPretrained(pathOrId, { ...hubOptionsOf(options), signal, fromFirst })
+    return loadParts({ pathOrId, repository, options, kind, within: fromFirst }, signal)
   }
-  const release = async () => {
-    for (const model of loaded.splice(0)) await model[Symbol.asyncDispose]()
-  }
-  try {
-    const load = async (signal: AbortSignal, fromFirst: FromFirst) => {
-      checkLoadOptions(options, kind)
-      const repository = await openPretrained(pathOrId, { ...hubOptionsOf(options), signal, fromFirst })
-      return { repository, parts: await loadWholeParts(pathOrId, repository, { ...options, signal }, kind, own) }
-    }
-    const { repository, parts } = await loadTogether(load, { collectives, signal, release })
-    const textEncoder = parts.textEncoder ?? own(await textEncoderFor(pathOrId, repository, options, kind))
-    const transformer =
-      options.transformer ??
-      own(
-        await Flux2Transformer2DModel.fromPretrained(pathOrId, {
-          ...modelOptions(options, repository),
-          ...(parallelConfig === undefined ? {} : { parallelConfig }),
-          subfolder: 'transformer',
-        }),
-      )
-    return { ...parts, textEncoder, transformer }
-  } catch (error) {
-    await release()
-    throw error
-  }
-}
-
-/** @throws RankwiseError `OPTION_UNKNOWN`, `OPTION_CONFLICT` */
-function checkLoadOptions(options: Flux2KleinFromPretrainedOptions, kind: PipelineParts): void {
-  checkOptionNames(`${kind.name}.fromPretrained`, options, kind.options)
-  checkPlacement(options)
-  checkLowMemory(options)
-  if (options.transformer === undefined || options.parallelConfig === undefined) return
-  throw new RankwiseError('OPTION_CONFLICT', 'a transformer that is already loaded cannot be split here', {
-    where: 'parallelConfig',
-    remedy: 'pass parallelConfig to Flux2Transformer2DModel.fromPretrained',
+  const { components } = await loadTogether(load, {
+    collectives: joinedCollectives(options.parallelConfig?.tpDegree ?? 1),
+    signal: options.signal,
+    release: async ({ loaded }) => {
+      for (const model of loaded) await model[Symbol.asyncDispose]()
+    },
   })
+  return components
 }
 
-/** @throws RankwiseError `OPTION_INVALID`, `OPTION_CONFLICT` */
-function checkPlacement({ textEncoderPlacement, textEncoder, parallelConfig }: Flux2KleinFromPretrainedOptions): void {
-  const where = 'textEncoderPlacement'
-  if (textEncoderPlacement === undefined || textEncoderPlacement === 'replicated') return
-  if (textEncoderPlacement !== 'sharded' && textEncoderPlacement !== 'rank0') {
-    throw new RankwiseError('OPTION_INVALID', `a text encoder is not placed as '${textEncoderPlacement}'`, {
-      where,
-      rule: "textEncoderPlacement is 'replicated', 'sharded' or 'rank0'",
-    })
-  }
-  if (textEncoder === undefined && parallelConfig !== undefined) return
-  throw new RankwiseError('OPTION_CONFLICT', 'there is no text encoder to load on several ranks', {
-    where,
-    actual: { textEncoder: textEncoder === undefined ? 'to load' : 'given', parallelConfig: parallelConfig?.tpDegree },
-    rule: 'it places the text encoder that is loaded here, over the ranks of parallelConfig',
-  })
+type Models = Pick<Flux2Components, ComponentName>
+
+/** A pipeline that is loaded, and from where. */
+interface Loading {
+  readonly pathOrId: string
+  readonly repository: HubRepository | undefined
+  readonly options: Flux2KleinFromPretrainedOptions
+  readonly kind: PipelineParts
+  /** The load that all models are parts of. */
+  readonly within: FromFirst
 }
 
-/** @throws RankwiseError `OPTION_INVALID`, `OPTION_CONFLICT` */
-function checkLowMemory({ lowMemory = false, textEncoder }: Flux2KleinFromPretrainedOptions): void {
-  const where = 'lowMemory'
-  if (typeof lowMemory !== 'boolean') {
-    throw new RankwiseError('OPTION_INVALID', `lowMemory cannot be ${String(lowMemory)}`, {
-      where,
-      rule: 'lowMemory is a boolean',
-    })
-  }
-  if (!lowMemory || textEncoder === undefined) return
-  throw new RankwiseError('OPTION_CONFLICT', 'a text encoder that is given is not loaded and freed here', {
-    where,
-    rule: 'lowMemory is for a text encoder that the pipeline loads',
-    remedy: 'drop textEncoder, or free it yourself and give the calls promptEmbeds',
-  })
-}
-
-/** The text encoder of which not every rank has all weights, or which is loaded by the calls. */
-async function textEncoderFor(
-  pathOrId: string,
-  repository: HubRepository | undefined,
-  options: Flux2KleinFromPretrainedOptions,
-  kind: PipelineParts,
-): Promise<HiddenStateEncoder> {
-  const { parallelConfig, textEncoderPlacement = 'replicated' } = options
-  const common = { ...modelOptions(options, repository), subfolder: TEXT_ENCODER_FOLDER }
-  const load = (signal: AbortSignal | undefined) =>
-    loadPlacedTextEncoder(
-      (own) => kind.textEncoder.fromPretrained(pathOrId, { ...common, ...own }),
-      textEncoderPlacement,
-      {
-        parallelConfig,
-        signal,
-      },
-    )
-  return options.lowMemory === true ? new OnDemandTextEncoder(load) : load(options.signal)
-}
-
-/** Those that every rank has whole. */
-async function loadWholeParts(
-  pathOrId: string,
-  repository: HubRepository | undefined,
-  options: Flux2KleinFromPretrainedOptions,
-  kind: PipelineParts,
-  own: <M extends AsyncDisposable>(model: M) => M,
-): Promise<Omit<Flux2KleinComponents, 'transformer' | 'textEncoder'> & Partial<Flux2Components>> {
-  const directory = (await repository?.download(SMALL_PARTS, { signal: options.signal })) ?? pathOrId
+/** All components, and those among them that were loaded and have weights. */
+async function loadParts(
+  loading: Loading,
+  signal: AbortSignal,
+): Promise<{ readonly components: Flux2KleinComponents; readonly loaded: readonly AsyncDisposable[] }> {
+  const { pathOrId, repository, options, kind } = loading
+  const directory = (await repository?.download(SMALL_PARTS, { signal })) ?? pathOrId
   const index = await readModelIndex(directory)
   requireClass(index, kind.accepted, pathOrId)
   const tokenizer = options.tokenizer ?? (await Tokenizer.fromPretrained(directory, { subfolder: 'tokenizer' }))
   const scheduler =
     options.scheduler ?? (await FlowMatchEulerDiscreteScheduler.fromPretrained(directory, { subfolder: 'scheduler' }))
-  const common = modelOptions(options, repository)
-  const isReplicated = (options.textEncoderPlacement ?? 'replicated') === 'replicated'
-  const isLoadedHere = isReplicated && options.lowMemory !== true
-  if (options.lowMemory === true) await checkTextEncoder(repository ?? pathOrId, kind.textEncoder, options)
-  const loadTextEncoder = () => kind.textEncoder.fromPretrained(pathOrId, { ...common, subfolder: TEXT_ENCODER_FOLDER })
-  const textEncoder = options.textEncoder ?? (isLoadedHere ? own(await loadTextEncoder()) : undefined)
-  const vae = options.vae ?? own(await AutoencoderKLFlux2.fromPretrained(pathOrId, { ...common, subfolder: 'vae' }))
-  const isDistilled = options.isDistilled ?? index.isDistilled
-  return { tokenizer, scheduler, vae, isDistilled, ...(textEncoder === undefined ? {} : { textEncoder }) }
+  if (options.lowMemory === true)
+    await checkTextEncoder(repository ?? pathOrId, kind.textEncoder, { ...options, signal })
+  const missing = Object.entries(modelLoads(loading)).filter(([name]) => options[name as ComponentName] === undefined)
+  const loaded = await loadAll(Object.fromEntries(missing), { isParallel: mayLoadAtOnce(options), signal })
+  const { transformer, textEncoder, vae, isDistilled = index.isDistilled } = options
+  const models = { transformer, textEncoder, vae, ...loaded } as Models
+  return { components: { ...models, tokenizer, scheduler, isDistilled }, loaded: Object.values(loaded) }
+}
+
+/**
+ * Whether the models load at the same time. That takes as much memory in the end as one after the other, and on the way
+ * the buffers of several loads: for each at most 64 MiB, or one weight that is larger. `lowMemory` saves these. A backend
+ * with `requireRoom` compares each model with what it has loaded before, not with what it is going to load.
+ */
+function mayLoadAtOnce({ backend, lowMemory = false }: Partial<Flux2FromPretrainedOptions>): boolean {
+  return !lowMemory && backend?.requireRoom === undefined
+}
+
+/** How each model is loaded, the largest first. */
+function modelLoads(loading: Loading): { readonly [K in ComponentName]: (signal: AbortSignal) => Promise<Models[K]> } {
+  const { pathOrId, options, within } = loading
+  const { parallelConfig } = options
+  return {
+    transformer: (signal) =>
+      Flux2Transformer2DModel.fromPretrained(pathOrId, {
+        ...modelOptions(loading, 'transformer'),
+        ...(parallelConfig === undefined ? {} : { parallelConfig }),
+        subfolder: 'transformer',
+        signal,
+        within,
+      }),
+    textEncoder: (signal) => textEncoderFor(loading, signal),
+    vae: (signal) =>
+      AutoencoderKLFlux2.fromPretrained(pathOrId, { ...modelOptions(loading, 'vae'), subfolder: 'vae', signal }),
+  }
+}
+
+/** The text encoder, or one that the calls load. */
+async function textEncoderFor(loading: Loading, signal: AbortSignal): Promise<HiddenStateEncoder> {
+  const { pathOrId, options, kind, within } = loading
+  const { parallelConfig, textEncoderPlacement = 'replicated' } = options
+  const common = { ...modelOptions(loading, 'textEncoder'), subfolder: TEXT_ENCODER_FOLDER }
+  const load = (placed: { readonly signal: AbortSignal | undefined; readonly within?: FromFirst }) =>
+    loadPlacedTextEncoder(
+      (own) => kind.textEncoder.fromPretrained(pathOrId, { ...common, ...own }),
+      textEncoderPlacement,
+      { parallelConfig, ...placed },
+    )
+  return options.lowMemory === true
+    ? new OnDemandTextEncoder((callSignal) => load({ signal: callSignal }))
+    : load({ signal, within })
 }
 
 /** Options of every model. All parts are of one commit, though the branch may move on. */
-function modelOptions(options: Flux2FromPretrainedOptions, repository: HubRepository | undefined) {
-  const { backend, dtype, signal, onProgress } = options
+function modelOptions({ options, repository }: Loading, component: ComponentName) {
+  const { backend, dtype, onProgress } = options
   return {
     ...hubOptionsOf(options),
     ...(repository === undefined ? {} : { revision: repository.commit }),
     backend,
-    ...(dtype === undefined ? {} : { dtype }),
-    ...(signal === undefined ? {} : { signal }),
+    dtype: dtypeOf(component, dtype),
     ...(onProgress === undefined ? {} : { onProgress }),
   }
 }

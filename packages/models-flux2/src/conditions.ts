@@ -1,4 +1,5 @@
 import { type Collectives, RankwiseError } from '@rankwise/core'
+import type { LatentDType } from '@rankwise/diffusion'
 import { type Prompt, promptFromEmbeds } from './prompt.ts'
 import type { ReferenceTokens } from './reference-tokens.ts'
 import type { Request } from './request.ts'
@@ -16,6 +17,8 @@ export interface EncodePromptsOptions {
   readonly encode: (prompts: readonly string[]) => Promise<Prompt>
   /** jointAttentionDim of the transformer. */
   readonly width: number
+  /** Of the transformer, whatever the text encoder computes in. */
+  readonly dtype: LatentDType
   /** Whether the empty prompt is needed as well. */
   readonly isGuided: boolean
 }
@@ -27,10 +30,13 @@ export interface EncodePromptsOptions {
  */
 export async function encodePrompts(
   { prompts = [], promptEmbeds, negativePromptEmbeds, batch, numImagesPerPrompt }: Request,
-  { encode, width, isGuided }: EncodePromptsOptions,
+  { encode, width, dtype, isGuided }: EncodePromptsOptions,
 ): Promise<Pick<Conditions, 'prompt' | 'negative'>> {
-  const embed = (texts: readonly string[], embeds: Request['promptEmbeds']) =>
-    embeds === undefined ? encode(texts) : promptFromEmbeds(embeds, width, numImagesPerPrompt)
+  const embed = async (texts: readonly string[], given: Request['promptEmbeds']): Promise<Prompt> => {
+    const { embeds, ids } =
+      given === undefined ? await encode(texts) : promptFromEmbeds(given, width, numImagesPerPrompt)
+    return { embeds: embeds.cast(dtype), ids }
+  }
   const prompt = await embed(prompts, promptEmbeds)
   if (!isGuided) return { prompt, negative: undefined }
   const empty = new Array<string>(batch / numImagesPerPrompt).fill('')

@@ -1,6 +1,7 @@
-import { type Collectives, type Tensor, throwIfAborted } from '@rankwise/core'
+import { type Collectives, profiled, type Tensor, throwIfAborted } from '@rankwise/core'
 import { computeEmpiricalMu, FlowMatchEulerDiscreteScheduler, modelTimestep } from '@rankwise/diffusion'
 import type { DenoisingStep, Flux2CallOptions } from './generation-options.ts'
+import { type LatentTensor, latentTensor } from './latent-tensor.ts'
 import type { Request } from './request.ts'
 import { filled, type Velocity } from './velocity.ts'
 
@@ -9,8 +10,8 @@ export interface Denoising {
   /** At its first step. */
   readonly scheduler: FlowMatchEulerDiscreteScheduler
   readonly velocity: Velocity
-  /** Packed noise, float32 `[batch, tokens, channels]`. */
-  readonly noise: Tensor<'float32'>
+  /** Packed noise, `[batch, tokens, channels]`. */
+  readonly noise: LatentTensor
   /** int32 `[tokens, 4]` */
   readonly ids: Tensor<'int32'>
   readonly collectives: Collectives | undefined
@@ -35,10 +36,10 @@ export function scheduleFor(
 }
 
 /**
- * From noise to latents, float32 `[batch, tokens, channels]`, step by step. When a rank fails here, be it in its
+ * From noise to latents, `[batch, tokens, channels]`, step by step. When a rank fails here, be it in its
  * callback, the others fail as well instead of waiting for it.
  */
-export async function* denoise(denoising: Denoising): AsyncGenerator<DenoisingStep, Tensor<'float32'>, void> {
+export async function* denoise(denoising: Denoising): AsyncGenerator<DenoisingStep, LatentTensor, void> {
   const { scheduler, noise, ids, collectives, signal, callbackOnStepEnd } = denoising
   using velocity = denoising.velocity
   const totalSteps = scheduler.timesteps.length
@@ -47,12 +48,13 @@ export async function* denoise(denoising: Denoising): AsyncGenerator<DenoisingSt
   try {
     for (const [step, timestep] of scheduler.timesteps.entries()) {
       throwIfAborted(signal)
-      const time = filled(batch, modelTimestep(timestep, 'float32'))
-      const predicted = await velocity.predict({ latents, ids, timestep: time, signal })
+      const time = filled(batch, modelTimestep(timestep, latents.dtype))
+      const state = { latents, ids, timestep: time, signal }
+      const predicted = await profiled({ category: 'stage', name: `step ${step + 1}` }, () => velocity.predict(state))
       latents = scheduler.step(predicted, timestep, latents)
       const replacement = await callbackOnStepEnd?.({ step, totalSteps, timestep, latents })
       if (replacement !== undefined) {
-        latents = replacement.clone()
+        latents = latentTensor(replacement, 'callbackOnStepEnd').clone()
         await collectives?.broadcast(latents, { source: 0, signal })
       }
       yield { step, totalSteps, timestep, latents }

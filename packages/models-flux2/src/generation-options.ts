@@ -1,5 +1,6 @@
 import type { Tensor } from '@rankwise/core'
 import type { Generator, ImageInput } from '@rankwise/diffusion'
+import type { LatentTensor } from './latent-tensor.ts'
 
 /** What a step of the denoising leaves behind. */
 export interface DenoisingStep {
@@ -8,8 +9,8 @@ export interface DenoisingStep {
   readonly totalSteps: number
   /** Timestep the step started from, in 0 .. 1000. */
   readonly timestep: number
-  /** Packed latents after the step, float32 `[batch, tokens, channels]`. */
-  readonly latents: Tensor<'float32'>
+  /** Packed latents after the step, `[batch, tokens, channels]` in the dtype of the transformer. */
+  readonly latents: LatentTensor
 }
 
 /** Forms in which a pipeline returns what it draws. */
@@ -19,7 +20,7 @@ export type OutputType = 'image' | 'array' | 'latent'
 export interface Flux2CallOptions<T extends OutputType = OutputType> {
   /** One prompt, or one per picture. Give it or `promptEmbeds`. */
   readonly prompt?: string | readonly string[]
-  /** Instead of a prompt: float32 `[batch, textTokens, jointAttentionDim]`. */
+  /** Instead of a prompt: `[batch, textTokens, jointAttentionDim]`, cast to the dtype of the transformer. */
   readonly promptEmbeds?: Tensor
   /**
    * Reference images: an `Image`, the path of a PNG or JPEG or the bytes of one, or several of these. They are scaled down
@@ -38,7 +39,10 @@ export interface Flux2CallOptions<T extends OutputType = OutputType> {
   readonly numImagesPerPrompt?: number
   /** Source of the noise, or one per picture; the same on all ranks. @default seeded at random on rank 0 */
   readonly generator?: Generator | readonly Generator[]
-  /** Instead of drawn noise: float32 `[batch, 4 * latentChannels, height / (2 * vaeScaleFactor), width / …]`. */
+  /**
+   * Instead of drawn noise: `[batch, 4 * latentChannels, height / (2 * vaeScaleFactor), width / …]`, cast to the dtype of
+   * the transformer.
+   */
   readonly latents?: Tensor
   /** Text tokens, padded or truncated to. @default 512 */
   readonly maxSequenceLength?: number
@@ -51,10 +55,11 @@ export interface Flux2CallOptions<T extends OutputType = OutputType> {
    * `Flux2Output.images` says. @default 'image'
    */
   readonly outputType?: T
-  /** Called after every step; a tensor it returns replaces the latents. */
-  readonly callbackOnStepEnd?: (
-    step: DenoisingStep,
-  ) => Tensor<'float32'> | undefined | Promise<Tensor<'float32'> | undefined>
+  /**
+   * Called after every step; a tensor it returns replaces the latents. One of another dtype keeps it until the next step,
+   * as in diffusers: the step then starts from unrounded values.
+   */
+  readonly callbackOnStepEnd?: (step: DenoisingStep) => LatentTensor | undefined | Promise<LatentTensor | undefined>
   /** Aborts the call with `ABORTED`. */
   readonly signal?: AbortSignal
 }
@@ -72,7 +77,7 @@ export interface Flux2KleinOptions<T extends OutputType = OutputType> extends Fl
    * @default 4
    */
   readonly guidanceScale?: number
-  /** Instead of those of the empty prompt, for models that are not distilled. */
+  /** Instead of those of the empty prompt, for models that are not distilled; cast as `promptEmbeds` is. */
   readonly negativePromptEmbeds?: Tensor
 }
 

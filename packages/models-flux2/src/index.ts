@@ -1,3 +1,4 @@
+export type { ComponentDTypes, ComponentName, PipelineDType } from './component-dtypes.ts'
 export type {
   Flux2Components,
   Flux2FromPretrainedOptions,
@@ -13,6 +14,7 @@ export type {
   Flux2Options,
   OutputType,
 } from './generation-options.ts'
+export type { LatentTensor } from './latent-tensor.ts'
 export type { Flux2Output } from './output.ts'
 export { Flux2PipelineBase, type PipelineTraits } from './pipeline-base.ts'
 export { Flux2Pipeline } from './pipeline-dev.ts'
@@ -23,7 +25,9 @@ export { FLUX2_PRESETS, type Flux2Preset, type Flux2PresetName } from './presets
 export { Flux2ReferenceCache } from './reference-cache.ts'
 export { type EncodeReferenceOptions, encodeReferenceImages, type ReferenceImages } from './reference-images.ts'
 export { rotaryTables } from './rotary-tables.ts'
+export { writeSyntheticTransformer } from './synthetic-model.ts'
 export { type SyntheticPipelineOptions, writeSyntheticPipeline } from './synthetic-pipeline.ts'
 export type { TextEncoderPlacement } from './text-encoder.ts'
 export { FullAttention } from './token-attention.ts'
-export { type Flux2ReferenceInputs, Flux2Transformer2DModel, type Flux2TransformerInputs } from './transformer.ts'
+export { Flux2Transformer2DModel } from './transformer.ts'
+export type { Flux2ReferenceInputs, Flux2TraceSizes, Flux2TransformerInputs } from './transformer-inputs.ts'

@@ -1,11 +1,13 @@
 import { type Collectives, RankwiseError, type Shape, sameShape, type Tensor } from '@rankwise/core'
-import { Generator, packLatents, randnTensor } from '@rankwise/diffusion'
-import { float32 } from './output.ts'
+import { Generator, type LatentDType, packLatents, randnTensor } from '@rankwise/diffusion'
+import { type LatentTensor, latentTensor } from './latent-tensor.ts'
 
 export interface LatentNoiseOptions {
   readonly generator: Generator | readonly Generator[] | undefined
-  /** Instead of drawn noise. */
+  /** Instead of drawn noise; in any dtype. */
   readonly latents: Tensor | undefined
+  /** In which the noise is drawn, or to which latents are cast. */
+  readonly dtype: LatentDType
   /** The ranks that have to start from the same noise. */
   readonly collectives: Collectives | undefined
   readonly signal: AbortSignal | undefined
@@ -20,10 +22,13 @@ export interface LatentNoiseOptions {
  */
 export async function latentNoise(
   shape: Shape,
-  { generator, latents, collectives, signal }: LatentNoiseOptions,
-): Promise<Tensor<'float32'>> {
-  // A copy, because the broadcast writes into it.
-  const noise = latents === undefined ? randnTensor(shape, generator ?? randomGenerator()) : float32(latents).clone()
+  { generator, latents, dtype, collectives, signal }: LatentNoiseOptions,
+): Promise<LatentTensor> {
+  const noise: LatentTensor =
+    latents === undefined
+      ? randnTensor(shape, generator ?? randomGenerator(), { dtype })
+      : // A copy, because the broadcast writes into it.
+        latentTensor(latents, 'latents').clone().cast(dtype)
   await collectives?.broadcast(noise, { source: 0, signal })
   return packLatents(noise)
 }

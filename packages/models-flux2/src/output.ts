@@ -1,4 +1,4 @@
-import { type Collectives, RankwiseError, type Tensor } from '@rankwise/core'
+import type { Collectives, Tensor } from '@rankwise/core'
 import {
   type AutoencoderKLFlux2,
   denormalizeLatents,
@@ -8,6 +8,7 @@ import {
   unpatchifyLatents,
 } from '@rankwise/diffusion'
 import type { OutputType } from './generation-options.ts'
+import { type LatentTensor, latentTensor } from './latent-tensor.ts'
 
 /** What a FLUX.2 pipeline draws. */
 export interface Flux2Output<T extends OutputType = 'image'> {
@@ -15,9 +16,9 @@ export interface Flux2Output<T extends OutputType = 'image'> {
    * Pictures, at least one. For `outputType: 'array'` a float32 tensor `[batch, height, width, 3]` in [0, 1]. For
    * `'latent'` what diffusers' pipeline of the same name returns: `Flux2Pipeline` gives packed, normalised latents
    * `[batch, tokens, 4 * latentChannels]`; the others give them as the VAE takes them, `[batch, latentChannels, height /
-   * vaeScaleFactor, width / vaeScaleFactor]`.
+   * vaeScaleFactor, width / vaeScaleFactor]`; both in the dtype of the transformer.
    */
-  readonly images: T extends 'image' ? [Image, ...Image[]] : Tensor<'float32'>
+  readonly images: T extends 'image' ? [Image, ...Image[]] : T extends 'latent' ? LatentTensor : Tensor<'float32'>
 }
 
 /** Latents as `outputType: 'latent'` returns them: as they were denoised, or as the VAE takes them. */
@@ -39,31 +40,23 @@ export interface OutputOptions<T extends OutputType> {
 /**
  * Decodes latents into the form that was asked for.
  *
- * @param latents - packed and normalised, float32 `[batch, rows * columns, 4 * latentChannels]`
+ * @param latents - packed and normalised, `[batch, rows * columns, 4 * latentChannels]`
  */
 export async function toOutput<T extends OutputType>(
-  latents: Tensor<'float32'>,
+  latents: LatentTensor,
   options: OutputOptions<T>,
 ): Promise<Flux2Output<T>> {
   return { images: (await render(latents, options)) as Flux2Output<T>['images'] }
 }
 
 async function render(
-  latents: Tensor<'float32'>,
+  latents: LatentTensor,
   { outputType, latentOutput, rows, columns, vae, collectives, signal }: OutputOptions<OutputType>,
-): Promise<Image[] | Tensor<'float32'>> {
+): Promise<Image[] | LatentTensor> {
   if (outputType === 'latent' && latentOutput === 'packed') return latents
-  const statistics = await vae.latentStatistics()
+  const statistics = await vae.latentStatistics(latents.dtype)
   const decodable = unpatchifyLatents(denormalizeLatents(unpackLatents(latents, rows, columns), statistics))
   if (outputType === 'latent') return decodable
-  const decoded = float32(await vae.decode(decodable, { collectives, signal }))
+  const decoded = latentTensor(await vae.decode(decodable, { collectives, signal }), 'vae')
   return outputType === 'array' ? postprocess(decoded, 'array') : postprocess(decoded, 'image')
-}
-
-/** @throws RankwiseError `DTYPE_UNSUPPORTED` */
-export function float32(tensor: Tensor): Tensor<'float32'> {
-  if (tensor.dtype === 'float32') return tensor as Tensor<'float32'>
-  throw new RankwiseError('DTYPE_UNSUPPORTED', `expected float32, got ${tensor.dtype}`, {
-    rule: 'the models of a FLUX.2 pipeline compute in float32',
-  })
 }

@@ -1,8 +1,9 @@
-import { type Shape, Turns, throwIfAborted } from '@rankwise/core'
+import { profiled, type Shape, Turns, throwIfAborted } from '@rankwise/core'
 import {
   type AutoencoderKLFlux2,
   type FlowMatchEulerDiscreteScheduler,
   type HiddenStateEncoder,
+  type LatentDType,
   prepareLatentIds,
   type Tokenizer,
 } from '@rankwise/diffusion'
@@ -12,6 +13,7 @@ import { type Conditions, encodePrompts, shareConditions } from './conditions.ts
 import { denoise, scheduleFor } from './denoising.ts'
 import type { DenoisingStep, Flux2CallOptions, OutputType } from './generation-options.ts'
 import { latentNoise, requireLatents } from './latent-noise.ts'
+import { latentDTypeOf } from './latent-tensor.ts'
 import { whileLoaded } from './on-demand-text-encoder.ts'
 import { checkOptionNames } from './option-names.ts'
 import { type Flux2Output, type LatentOutput, toOutput } from './output.ts'
@@ -42,6 +44,7 @@ interface PreparedRequest {
   readonly scheduler: FlowMatchEulerDiscreteScheduler
   /** Of the patched latents, `[batch, channels, rows, columns]`. */
   readonly shape: Shape
+  readonly dtypes: Readonly<Record<'transformer' | 'vae', LatentDType>>
 }
 
 /**
@@ -106,12 +109,14 @@ export abstract class Flux2PipelineBase<O extends Flux2CallOptions> implements F
     using _turn = await turns.take(collectives)
     const prepared = await together(() => this.prepare(options), {
       collectives,
-      fingerprint: ({ request, references }) => fingerprintOf(request, references?.samples ?? []),
+      fingerprint: ({ request, references, dtypes }) => fingerprintOf(request, references?.samples ?? [], dtypes),
     })
-    const { request, scheduler, shape } = prepared
-    const conditions = await together(() => this.conditions(prepared, signal), { collectives })
+    const { request, scheduler, shape, dtypes } = prepared
+    const conditions = await profiled({ category: 'stage', name: 'encode' }, () =>
+      together(() => this.conditions(prepared, signal), { collectives }),
+    )
     await shareConditions(conditions, collectives, signal)
-    const noise = await latentNoise(shape, { ...request, collectives, signal })
+    const noise = await latentNoise(shape, { ...request, dtype: dtypes.transformer, collectives, signal })
     const [, , rows, columns] = shape as readonly [number, number, number, number]
     const latents = yield* denoise({
       scheduler,
@@ -125,7 +130,8 @@ export abstract class Flux2PipelineBase<O extends Flux2CallOptions> implements F
     throwIfAborted(signal)
     const { latentOutput } = this.traits
     const outputType = request.outputType as T
-    return toOutput(latents, { outputType, latentOutput, rows, columns, vae: this.vae, collectives, signal })
+    const how = { outputType, latentOutput, rows, columns, vae: this.vae, collectives, signal }
+    return profiled({ category: 'stage', name: 'decode' }, () => toOutput(latents, how))
   }
 
   /** Everything that can be refused before the models run. */
@@ -141,29 +147,26 @@ export abstract class Flux2PipelineBase<O extends Flux2CallOptions> implements F
     const [rows, columns] = [request.height / pixelsPerToken, request.width / pixelsPerToken]
     const shape = [request.batch, this.transformer.config.inChannels, rows, columns]
     requireLatents(request.latents, shape)
-    return { request, references, scheduler: scheduleFor(this.scheduler, rows * columns, request), shape }
+    const dtypes = { transformer: latentDTypeOf(this.transformer, 'transformer'), vae: latentDTypeOf(this.vae, 'vae') }
+    return { request, references, scheduler: scheduleFor(this.scheduler, rows * columns, request), shape, dtypes }
   }
 
   private async conditions(
-    { request, references }: PreparedRequest,
+    { request, references, dtypes: { transformer: dtype } }: PreparedRequest,
     signal: AbortSignal | undefined,
   ): Promise<Conditions> {
     const prompts = await whileLoaded(this.textEncoder, () =>
       encodePrompts(request, {
         encode: (texts) => this.encodePrompt(texts, { ...request, warns: this.isFirstRank, signal }),
         width: this.transformer.config.jointAttentionDim,
+        dtype,
         isGuided: this.isGuided(request),
       }),
     )
     if (references === undefined) return { ...prompts, references }
-    return {
-      ...prompts,
-      references: await encodeReferences(references, {
-        vae: this.vae,
-        collectives: this.transformer.collectives,
-        signal,
-      }),
-    }
+    const { collectives } = this.transformer
+    const { latents, ids } = await encodeReferences(references, { vae: this.vae, collectives, signal })
+    return { ...prompts, references: { latents: latents.cast(dtype), ids } }
   }
 
   /** Frees the three models; idempotent. */

@@ -1,13 +1,9 @@
 import { type Callable, callable, Qwen3ForCausalLM } from '@rankwise/diffusion'
-import {
-  type Flux2KleinComponents,
-  type Flux2KleinFromPretrainedOptions,
-  LOAD_OPTION_NAMES,
-  loadComponents,
-} from './components.ts'
+import { type Flux2KleinComponents, type Flux2KleinFromPretrainedOptions, loadComponents } from './components.ts'
 import type { Conditions } from './conditions.ts'
 import { CALL_OPTIONS, type Flux2KleinOptions } from './generation-options.ts'
 import { guide } from './guidance.ts'
+import { LOAD_OPTION_NAMES } from './load-options.ts'
 import { Flux2PipelineBase, type PipelineTraits } from './pipeline-base.ts'
 import type { EncodePromptOptions, Prompt } from './prompt.ts'
 import { encodeKleinPrompt } from './prompt-klein.ts'

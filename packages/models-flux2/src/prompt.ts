@@ -1,11 +1,11 @@
 import { RankwiseError, Tensor } from '@rankwise/core'
 import { type HiddenStateEncoder, prepareTextIds, type TokenizedText, type Tokenizer } from '@rankwise/diffusion'
-import { float32 } from './output.ts'
+import { gather, type LatentTensor, latentTensor } from './latent-tensor.ts'
 
 /** What the transformer is conditioned on. */
 export interface Prompt {
-  /** float32 `[batch, textTokens, jointAttentionDim]` */
-  readonly embeds: Tensor<'float32'>
+  /** `[batch, textTokens, jointAttentionDim]` */
+  readonly embeds: LatentTensor
   /** int32 `[textTokens, 4]` */
   readonly ids: Tensor<'int32'>
 }
@@ -68,9 +68,9 @@ function warnTruncated(tokenizer: Tokenizer, encoded: readonly TokenizedText[], 
 /**
  * A prompt that is embedded already, every one `numImagesPerPrompt` times in a row.
  *
- * @param embeds - float32 `[prompts, textTokens, jointAttentionDim]`
+ * @param embeds - `[prompts, textTokens, jointAttentionDim]`
  * @param width - jointAttentionDim of the transformer
- * @throws RankwiseError `PROMPT_EMBEDS_SHAPE`
+ * @throws RankwiseError `PROMPT_EMBEDS_SHAPE`, `DTYPE_UNSUPPORTED`
  */
 export function promptFromEmbeds(embeds: Tensor, width: number, numImagesPerPrompt: number): Prompt {
   const [prompts, tokens] = embeds.shape
@@ -80,15 +80,12 @@ export function promptFromEmbeds(embeds: Tensor, width: number, numImagesPerProm
       rule: 'prompt embeddings are [prompts, textTokens, jointAttentionDim]',
     })
   }
-  const { data } = float32(embeds)
-  const repeated = new Float32Array(data.length * numImagesPerPrompt)
+  const source = latentTensor(embeds, 'promptEmbeds')
   const size = tokens * width
-  for (let row = 0; row < prompts * numImagesPerPrompt; row++) {
-    const prompt = Math.floor(row / numImagesPerPrompt)
-    repeated.set(data.subarray(prompt * size, (prompt + 1) * size), row * size)
-  }
-  return {
-    embeds: Tensor.float32([prompts * numImagesPerPrompt, tokens, width], repeated),
-    ids: prepareTextIds(tokens),
-  }
+  const batch = prompts * numImagesPerPrompt
+  const rows = Array.from(
+    { length: batch },
+    (_, row) => [source, Math.floor(row / numImagesPerPrompt) * size, size] as const,
+  )
+  return { embeds: gather(source.dtype, [batch, tokens, width], rows), ids: prepareTextIds(tokens) }
 }

@@ -3,7 +3,6 @@ import {
   type AutoencoderKLFlux2,
   type AutoencoderRunOptions,
   type ImageInput,
-  type LatentDType,
   loadImage,
   normalizeLatents,
   packLatents,
@@ -11,6 +10,8 @@ import {
   prepareLatentIds,
 } from '@rankwise/diffusion'
 import { preprocessReference } from './image-processor.ts'
+import { type LatentTensor, latentTensor } from './latent-tensor.ts'
+import { joinTokens } from './reference-tokens.ts'
 
 /** VAE latents per token, in each direction. */
 const PATCH = 2
@@ -20,8 +21,8 @@ const REFERENCE_DISTANCE = 10
 
 /** Reference images as the transformer takes them, one behind the other. */
 export interface ReferenceImages {
-  /** Normalised and packed: `[1, tokens, 4 * latentChannels]`. The values are those of the dtype of the VAE. */
-  readonly latents: Tensor<'float32'>
+  /** Normalised and packed: `[1, tokens, 4 * latentChannels]`, in the dtype of the VAE. */
+  readonly latents: LatentTensor
   /** Positions (T, H, W, L), (10 + 10 i, h, w, 0) for reference i: `[tokens, 4]`. */
   readonly ids: Tensor<'int32'>
   /** Pixels of the first reference after scaling and cutting: the default size of the picture. */
@@ -87,9 +88,10 @@ export async function encodeReferences(
   { samples, width, height }: ReferenceSamples,
   options: EncodeReferenceOptions,
 ): Promise<ReferenceImages> {
-  const tokens: Tensor<'float32'>[] = []
+  const tokens: LatentTensor[] = []
   for (const sample of samples) tokens.push(await encodeReference(sample, options))
-  return { latents: joinTokens(tokens), ids: referenceIds(samples, options.vae.vaeScaleFactor * PATCH), width, height }
+  const latents = joinTokens(tokens, 1, (tokens[0] as LatentTensor).dtype)
+  return { latents, ids: referenceIds(samples, options.vae.vaeScaleFactor * PATCH), width, height }
 }
 
 /** Not by `Array.isArray`, which does not narrow a readonly list away; bytes are no list. */
@@ -101,22 +103,10 @@ function isList(input: ImageInput | readonly ImageInput[]): input is readonly Im
 async function encodeReference(
   sample: Tensor<'float32'>,
   { vae, ...options }: EncodeReferenceOptions,
-): Promise<Tensor<'float32'>> {
-  const mode = (await vae.encode(sample, options)) as Tensor<LatentDType>
+): Promise<LatentTensor> {
+  const mode = latentTensor(await vae.encode(sample, options), 'vae')
   const latents = normalizeLatents(patchifyLatents(mode), await vae.latentStatistics(mode.dtype))
-  return packLatents(latents).cast('float32')
-}
-
-/** `[1, a, channels]`, `[1, b, channels]`, … as `[1, a + b + …, channels]`. */
-function joinTokens(parts: readonly Tensor<'float32'>[]): Tensor<'float32'> {
-  const channels = (parts[0] as Tensor).shape[2] as number
-  const joined = new Float32Array(parts.reduce((length, { data }) => length + data.length, 0))
-  let offset = 0
-  for (const { data } of parts) {
-    joined.set(data, offset)
-    offset += data.length
-  }
-  return Tensor.float32([1, joined.length / channels, channels], joined)
+  return packLatents(latents)
 }
 
 function referenceIds(samples: readonly Tensor[], pixelsPerToken: number): Tensor<'int32'> {

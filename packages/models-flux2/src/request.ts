@@ -1,7 +1,8 @@
 import { createHash, type Hash } from 'node:crypto'
-import { RankwiseError, type Tensor } from '@rankwise/core'
+import { type DType, RankwiseError, type Tensor } from '@rankwise/core'
 import { Generator, linspace } from '@rankwise/diffusion'
 import type { Flux2CallOptions, Flux2KleinOptions, OptionName, OutputType } from './generation-options.ts'
+import { latentTensor } from './latent-tensor.ts'
 
 /** What a call of any FLUX.2 pipeline may give. */
 type GivenOptions = Flux2CallOptions & Flux2KleinOptions
@@ -52,7 +53,7 @@ const MAX_STEPS = 100_000
 /**
  * Checks the options of a call and fills in the defaults; nothing has been computed yet.
  *
- * @throws RankwiseError `OPTION_INVALID`, `PROMPT_MISSING`, `GENERATOR_BATCH`
+ * @throws RankwiseError `OPTION_INVALID`, `PROMPT_MISSING`, `GENERATOR_BATCH`, `DTYPE_UNSUPPORTED`
  */
 export function requestOf(options: GivenOptions, traits: CallTraits, sizes: CallSizes): Request {
   const { promptEmbeds, negativePromptEmbeds, generator, latents, sigmas = [], outputType = 'image' } = options
@@ -62,6 +63,9 @@ export function requestOf(options: GivenOptions, traits: CallTraits, sizes: Call
   const numImagesPerPrompt = positiveInteger('numImagesPerPrompt', options.numImagesPerPrompt ?? 1)
   const batch = (prompts?.length ?? promptEmbeds?.shape[0] ?? 0) * numImagesPerPrompt
   checkSigmas(sigmas)
+  for (const [name, tensor] of Object.entries({ promptEmbeds, negativePromptEmbeds, latents })) {
+    if (tensor !== undefined) latentTensor(tensor, name)
+  }
   checkGenerators(generator, batch)
   const guidanceScale = options.guidanceScale ?? traits.guidanceScale
   if (!Number.isFinite(guidanceScale)) throw invalid('guidanceScale', guidanceScale, 'a finite number')
@@ -91,10 +95,15 @@ export function requestOf(options: GivenOptions, traits: CallTraits, sizes: Call
  * nobody would notice.
  *
  * @param images - reference images, as they are encoded
+ * @param dtypes - what the models of all ranks compute in
  */
-export function fingerprintOf(request: Request, images: readonly Tensor[]): string {
+export function fingerprintOf(
+  request: Request,
+  images: readonly Tensor[],
+  dtypes: Readonly<Record<'transformer' | 'vae', DType>>,
+): string {
   const { promptEmbeds, negativePromptEmbeds, latents, generator, ...plain } = request
-  const hash = createHash('sha256').update(JSON.stringify(plain))
+  const hash = createHash('sha256').update(JSON.stringify([plain, dtypes]))
   for (const tensor of [promptEmbeds, negativePromptEmbeds, latents, ...images]) hashTensor(hash, tensor)
   const generators = generator instanceof Generator ? [generator] : (generator ?? [])
   hash.update(`${generators.length}`)

@@ -1,8 +1,9 @@
 import { cp, mkdir, statfs, writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
-import { type ModelMixin, RankwiseError, type SaveProgress, saveModel, sizeOf, type TensorType } from '@rankwise/core'
+import { RankwiseError, type SaveProgress, sizeOf } from '@rankwise/core'
 import { AutoencoderKLFlux2, Mistral3ForConditionalGeneration, Qwen3ForCausalLM } from '@rankwise/diffusion'
 import type { Flux2Preset } from './presets.ts'
+import { type SyntheticModel, writeSyntheticModel } from './synthetic-model.ts'
 import { SyntheticWeights } from './synthetic-weights.ts'
 import { Flux2Transformer2DModel } from './transformer.ts'
 
@@ -16,11 +17,8 @@ export interface SyntheticPipelineOptions {
   readonly onProgress?: (progress: SaveProgress) => void
 }
 
-interface Part {
+interface Part extends SyntheticModel {
   readonly folder: string
-  readonly weightsName: string
-  readonly config: object
-  readonly model: ModelMixin
 }
 
 const BYTES_PER_WEIGHT = 2
@@ -48,17 +46,8 @@ export async function writeSyntheticPipeline(
   await mkdir(directory, { recursive: true })
   await requireSpace(directory, parts)
   const weights = new SyntheticWeights()
-  for (const { folder, weightsName, config, model } of parts) {
-    const tensors = weightsOf(model)
-    await saveModel(join(directory, folder), {
-      component: folder,
-      config: JSON.stringify(config, undefined, 2),
-      weightsName,
-      tensors,
-      read: async (name) => weights.weight(name, (tensors.get(name) as TensorType).shape),
-      signal,
-      onProgress,
-    })
+  for (const { folder, ...model } of parts) {
+    await writeSyntheticModel(join(directory, folder), model, { component: folder, weights, signal, onProgress })
   }
   await cp(tokenizer, join(directory, 'tokenizer'), { recursive: true })
   await writeJson(join(directory, 'scheduler'), 'scheduler_config.json', SCHEDULER)
@@ -79,12 +68,6 @@ function partsOf({ className, transformer, textEncoder }: Flux2Preset): readonly
     { folder: 'text_encoder', weightsName: 'model', config: textEncoder, model: TextEncoder.fromConfig(textEncoder) },
     { folder: 'vae', weightsName: 'diffusion_pytorch_model', config: vae, model: AutoencoderKLFlux2.fromConfig(vae) },
   ]
-}
-
-function weightsOf(model: ModelMixin): ReadonlyMap<string, TensorType> {
-  return new Map(
-    Array.from(model.namedParameters(), ([name, { shape }]) => [name, { dtype: 'bfloat16', shape }] as const),
-  )
 }
 
 async function requireSpace(directory: string, parts: readonly Part[]): Promise<void> {

@@ -31,20 +31,22 @@ export interface TextEncoderClass extends ModelClass<DecoderTextEncoder> {
 /** Folder of the text encoder in that of a pipeline. */
 export const TEXT_ENCODER_FOLDER = 'text_encoder'
 
+/** How `loadPlacedTextEncoder` loads. */
+interface PlacedLoadOptions extends Pick<FromPretrainedOptions, 'signal' | 'within'> {
+  readonly parallelConfig: TensorParallelConfig | undefined
+}
+
 /** Loads a text encoder on all ranks of `parallelConfig` or on none; all call it together. */
 export async function loadPlacedTextEncoder(
-  load: (options: Pick<FromPretrainedOptions, 'signal' | 'parallelConfig'>) => Promise<HiddenStateEncoder>,
+  load: (options: Pick<FromPretrainedOptions, 'signal' | 'within' | 'parallelConfig'>) => Promise<HiddenStateEncoder>,
   placement: TextEncoderPlacement,
-  {
-    parallelConfig,
-    signal,
-  }: { readonly parallelConfig: TensorParallelConfig | undefined; readonly signal: AbortSignal | undefined },
+  { parallelConfig, ...common }: PlacedLoadOptions,
 ): Promise<HiddenStateEncoder> {
-  if (placement === 'sharded') return load({ signal, ...(parallelConfig === undefined ? {} : { parallelConfig }) })
-  if (placement === 'rank0') return FirstRankTextEncoder.create((stop) => load({ signal: stop }), { signal })
-  return loadTogether((stop) => load({ signal: stop }), {
+  if (placement === 'sharded') return load({ ...common, ...(parallelConfig === undefined ? {} : { parallelConfig }) })
+  if (placement === 'rank0') return FirstRankTextEncoder.create((signal) => load({ signal }), common)
+  return loadTogether((signal) => load({ signal }), {
+    ...common,
     collectives: joinedCollectives(parallelConfig?.tpDegree ?? 1),
-    signal,
     release: (encoder) => encoder.dispose(),
   })
 }

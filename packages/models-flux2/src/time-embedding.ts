@@ -9,11 +9,14 @@ function frequencies(half: number): Float32Array {
   return Float32Array.from({ length: half }, (_, i) => Math.exp(Math.fround(Math.fround(logPeriod * i) / half)))
 }
 
-/** Sinusoids of `[batch]` as `[batch, channels]`: cosines, then sines. */
+/** Sinusoids of `[batch]` as `[batch, channels]`: cosines, then sines, of angles in float32 whatever the dtype. */
 function sinusoids(x: TracedTensor, channels: number): TracedTensor {
   const half = channels / 2
-  const angles = x.unsqueeze(1).mul(constant(Tensor.float32([half], frequencies(half))))
-  return concat([angles.cos(), angles.sin()], -1)
+  const angles = x
+    .to('float32')
+    .unsqueeze(1)
+    .mul(constant(Tensor.float32([half], frequencies(half))))
+  return concat([angles.cos(), angles.sin()], -1).to(x.dtype)
 }
 
 /** Two-layer network behind the sinusoids. */

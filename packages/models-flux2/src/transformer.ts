@@ -4,9 +4,8 @@ import {
   Linear,
   ModelMixin,
   ModuleList,
-  RankwiseError,
   type RunOptions,
-  Tensor,
+  type Tensor,
   type TracedTensor,
   trace,
 } from '@rankwise/core'
@@ -14,7 +13,6 @@ import { type Flux2TransformerConfig, parseFlux2TransformerConfig } from './conf
 import { AdaLayerNormContinuous, Flux2Modulation, type Modulation, type TokenModulation } from './modulation.ts'
 import { flux2Plan } from './plan.ts'
 import { Flux2ReferenceCache } from './reference-cache.ts'
-import { rotaryTables } from './rotary-tables.ts'
 import { Flux2TimestepGuidanceEmbeddings } from './time-embedding.ts'
 import {
   FullAttention,
@@ -24,37 +22,18 @@ import {
   type TokenAttention,
 } from './token-attention.ts'
 import { Flux2SingleTransformerBlock, Flux2TransformerBlock, type Streams } from './transformer-blocks.ts'
+import {
+  type Flux2ReferenceInputs,
+  type Flux2TraceSizes,
+  type Flux2TransformerInputs,
+  type GraphInputs,
+  graphInputs,
+  graphInputTypes,
+  requireInputs,
+  requireReferences,
+} from './transformer-inputs.ts'
 
-/** What the transformer predicts from. */
-export interface Flux2TransformerInputs {
-  /** Packed latents, float32 `[batch, imageTokens, inChannels]`. */
-  readonly hiddenStates: Tensor
-  /** Prompt embeddings, float32 `[batch, textTokens, jointAttentionDim]`. */
-  readonly encoderHiddenStates: Tensor
-  /** Noise level in [0, 1], float32 `[batch]`. */
-  readonly timestep: Tensor
-  /** (T, H, W, L) of every image token, int32 `[imageTokens, 4]`. */
-  readonly imgIds: Tensor
-  /** (T, H, W, L) of every text token, int32 `[textTokens, 4]`. */
-  readonly txtIds: Tensor
-  /** Guidance scale, float32 `[batch]`; only for models that embed it. */
-  readonly guidance?: Tensor | undefined
-}
-
-/** What the first step with reference images predicts from. */
-export interface Flux2ReferenceInputs extends Flux2TransformerInputs {
-  /** How many of the first image tokens are those of references. */
-  readonly referenceTokens: number
-}
-
-interface ForwardInputs {
-  readonly hidden_states: TracedTensor
-  readonly encoder_hidden_states: TracedTensor
-  readonly timestep: TracedTensor
-  readonly guidance?: TracedTensor
-  readonly rotary_cos: TracedTensor
-  readonly rotary_sin: TracedTensor
-}
+type ForwardInputs = GraphInputs<TracedTensor>
 
 interface ForwardOutputs {
   /** `[batch, imageTokens, outChannels]` */
@@ -201,7 +180,7 @@ export class Flux2Transformer2DModel extends ModelMixin {
   }
 
   /**
-   * Predicts the velocity at a noise level: float32 `[batch, imageTokens, outChannels]`.
+   * Predicts the velocity at a noise level: `[batch, imageTokens, outChannels]` in the dtype of the model.
    *
    * @throws RankwiseError `TRANSFORMER_INPUT`, `ABORTED`, and those of the backend and the collectives
    */
@@ -219,7 +198,8 @@ export class Flux2Transformer2DModel extends ModelMixin {
    * The first step with reference images, whose tokens come before those of the picture in `hiddenStates` and `imgIds`.
    * Later steps leave them out and take the cache instead, of which the caller disposes.
    *
-   * @returns the velocity of the picture's tokens, float32 `[batch, imageTokens - referenceTokens, outChannels]`
+   * @returns the velocity of the picture's tokens, `[batch, imageTokens - referenceTokens, outChannels]` in the dtype of
+   *   the model
    * @throws RankwiseError `TRANSFORMER_INPUT`, `ABORTED`, and those of the backend and the collectives
    */
   async extractReferences(
@@ -275,79 +255,20 @@ export class Flux2Transformer2DModel extends ModelMixin {
     return Array.from({ length: blocks }, (_, i) => [`keys.${i}`, `values.${i}`]).flat()
   }
 
-  /** The graph's inputs: checked, with rotary tables for the position ids. */
-  protected tensorsOf(inputs: Flux2TransformerInputs) {
-    this.#check(inputs)
-    const { cos, sin } = rotaryTables(
-      joinIds(inputs.txtIds, inputs.imgIds),
-      this.config.axesDimsRope,
-      this.config.ropeTheta,
-    )
-    return {
-      hidden_states: inputs.hiddenStates,
-      encoder_hidden_states: inputs.encoderHiddenStates,
-      timestep: inputs.timestep,
-      rotary_cos: cos,
-      rotary_sin: sin,
-      ...(inputs.guidance === undefined ? {} : { guidance: inputs.guidance }),
-    }
+  /** The graph's inputs: checked, in the dtype of the model, with rotary tables for the position ids. */
+  protected tensorsOf(inputs: Flux2TransformerInputs): GraphInputs<Tensor> {
+    requireInputs(inputs, this.config)
+    return graphInputs(inputs, this.config, this.dtype)
   }
 
   override traceExample(): Graph {
     return this.trace({ imageTokens: 6, textTokens: 3 })
   }
 
-  /** The computation at given sizes, for reports: `rankwise plan --graph` prints it. */
-  trace(sizes: { readonly imageTokens: number; readonly textTokens: number; readonly batch?: number }): Graph {
-    const { imageTokens, textTokens, batch = 1 } = sizes
-    const { inChannels, jointAttentionDim, attentionHeadDim, guidanceEmbeds } = this.config
-    const float32 = (...shape: number[]) => ({ dtype: 'float32' as const, shape })
-    const types = {
-      hidden_states: float32(batch, imageTokens, inChannels),
-      encoder_hidden_states: float32(batch, textTokens, jointAttentionDim),
-      timestep: float32(batch),
-      rotary_cos: float32(textTokens + imageTokens, attentionHeadDim / 2),
-      rotary_sin: float32(textTokens + imageTokens, attentionHeadDim / 2),
-      ...(guidanceEmbeds ? { guidance: float32(batch) } : {}),
-    }
-    return trace(this.constructor.name, this, types, (traced) => ({ sample: this.forward(traced).sample }))
+  /** The computation at given sizes, for reports: `rankwise plan --graph` prints it. @default dtype 'float32' */
+  trace(sizes: Flux2TraceSizes): Graph {
+    const { dtype = 'float32' } = sizes
+    const types = graphInputTypes(sizes, this.config, dtype)
+    return trace(this.constructor.name, this, types, (traced) => ({ sample: this.forward(traced).sample }), dtype)
   }
-
-  #check({ hiddenStates, encoderHiddenStates, timestep, imgIds, txtIds, guidance }: Flux2TransformerInputs): void {
-    const [batch, imageTokens] = hiddenStates.shape
-    const textTokens = encoderHiddenStates.shape[1]
-    const { inChannels, jointAttentionDim, guidanceEmbeds } = this.config
-    const expected: [string, Tensor | undefined, readonly (number | undefined)[] | undefined][] = [
-      ['hiddenStates', hiddenStates, [batch, imageTokens, inChannels]],
-      ['encoderHiddenStates', encoderHiddenStates, [batch, textTokens, jointAttentionDim]],
-      ['timestep', timestep, [batch]],
-      ['imgIds', imgIds, [imageTokens, 4]],
-      ['txtIds', txtIds, [textTokens, 4]],
-      ['guidance', guidance, guidanceEmbeds ? [batch] : undefined],
-    ]
-    for (const [name, tensor, shape] of expected) {
-      if (tensor?.shape.join() === shape?.join()) continue
-      throw new RankwiseError('TRANSFORMER_INPUT', `${name} does not fit the model`, {
-        where: name,
-        actual: { given: tensor?.shape ?? 'nothing', expected: shape ?? 'nothing' },
-        rule: 'shapes agree with each other and with the config; guidance is given exactly where the model embeds it',
-      })
-    }
-  }
-}
-
-function requireReferences({ referenceTokens, hiddenStates }: Flux2ReferenceInputs): void {
-  const imageTokens = hiddenStates.shape[1] as number
-  if (Number.isInteger(referenceTokens) && referenceTokens > 0 && referenceTokens < imageTokens) return
-  throw new RankwiseError('TRANSFORMER_INPUT', 'there are not as many reference tokens', {
-    where: 'referenceTokens',
-    actual: { referenceTokens, imageTokens },
-    rule: 'at least one image token is of a reference, and at least one is not',
-  })
-}
-
-/** Position ids of text tokens, then image tokens. */
-function joinIds(txtIds: Tensor, imgIds: Tensor): Tensor<'int32'> {
-  const ids = Int32Array.from([...txtIds.data, ...imgIds.data], Number)
-  return Tensor.int32([(txtIds.shape[0] as number) + (imgIds.shape[0] as number), 4], ids)
 }

@@ -1,5 +1,5 @@
 import type { ModelConformanceOptions, ModelGolden } from '@rankwise/conformance'
-import { loadGolden, onRanks, referencePath } from '@rankwise/fixtures'
+import { bfloat16Spread, loadGolden, onRanks, referencePath } from '@rankwise/fixtures'
 import { Flux2Transformer2DModel } from '../src/index.ts'
 import type { TappedRun, Taps } from './workers/tapped-transformer.ts'
 
@@ -7,6 +7,13 @@ const WORKER = new URL('workers/tapped-transformer.ts', import.meta.url)
 const BLOCKS = ['double0.0', 'double0.1', 'double1.0', 'double1.1', 'single0', 'single1', 'single2'].map(
   (b) => `mid.${b}`,
 )
+
+function outputsOf(golden: string, compared: readonly string[]): ModelGolden['outputs'] {
+  return async () => {
+    const tensors = await loadGolden(golden)
+    return Object.fromEntries(compared.map((output) => [output, tensors.get(output)]))
+  }
+}
 
 // The goldens of klein have no blocks; those of dev have all.
 const GOLDENS = [
@@ -17,11 +24,18 @@ const GOLDENS = [
   { checkpoint: 'flux2-tiny-bf16', name: 'flux2-tiny-bf16.a', compared: ['out'] },
 ].map(({ checkpoint, name, compared }): ModelGolden & TappedRun => {
   const golden = `transformer/${name}.f32.safetensors`
-  const outputs = async () => {
-    const tensors = await loadGolden(golden)
-    return Object.fromEntries(compared.map((output) => [output, tensors.get(output)]))
-  }
-  return { checkpoint, name, golden, outputs }
+  return { checkpoint, name, golden, outputs: outputsOf(golden, compared) }
+})
+
+const BFLOAT16 = 'transformer/flux2-tiny-bf16.a.bf16.safetensors'
+
+GOLDENS.push({
+  checkpoint: 'flux2-tiny-bf16',
+  name: 'flux2-tiny-bf16.a in bfloat16',
+  golden: BFLOAT16,
+  dtype: 'bfloat16',
+  outputs: outputsOf(BFLOAT16, ['out']),
+  tolerance: await bfloat16Spread('transformer'),
 })
 
 /** What the model has to conform to. */
@@ -34,7 +48,7 @@ export const CONFORMANCE: ModelConformanceOptions = {
   })),
   goldens: GOLDENS,
   run: async (worldSize) => {
-    const runs = GOLDENS.map(({ checkpoint, golden }): TappedRun => ({ checkpoint, golden }))
+    const runs = GOLDENS.map(({ checkpoint, golden, dtype }): TappedRun => ({ checkpoint, golden, dtype }))
     return (await onRanks<readonly Taps[]>(worldSize, WORKER, runs)) as readonly (readonly Record<
       string,
       Float32Array

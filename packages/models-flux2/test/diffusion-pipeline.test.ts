@@ -71,6 +71,8 @@ describe('fromPretrained of a class', () => {
   it('refuses the folder of another, and options that there are not', async () => {
     const place = referencePath('flux2-klein-tiny')
     await expect(Flux2Pipeline.fromPretrained(place, { backend })).rejects.toMatchObject({ code: 'PIPELINE_CLASS' })
+    const without = {} as { readonly backend: Backend }
+    await expect(Flux2KleinPipeline.fromPretrained(place, without)).rejects.toMatchObject({ code: 'OPTION_INVALID' })
     const misspelt = { backend, tokeniser: klein.tokenizer }
     await expect(Flux2KleinPipeline.fromPretrained(place, misspelt)).rejects.toMatchObject({
       code: 'OPTION_UNKNOWN',

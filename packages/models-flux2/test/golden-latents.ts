@@ -3,9 +3,9 @@ import { expectClose } from '@rankwise/fixtures'
 import { expect } from 'vitest'
 
 /** Packed latents after every step are those of a golden. */
-export function expectSameLatents(latents: readonly Float32Array[], golden: ReadonlyMap<string, Tensor>): void {
+export function expectSameLatents(latents: readonly Tensor[], golden: ReadonlyMap<string, Tensor>): void {
   expect(latents).toHaveLength([...golden.keys()].filter((name) => /^latents\.[1-9]/.test(name)).length)
   for (const [i, actual] of latents.entries()) {
-    expectClose(actual, golden.get(`latents.${i + 1}`)?.data as Float32Array, { relativeRms: 2e-5 })
+    expectClose(actual, golden.get(`latents.${i + 1}`) as Tensor, { relativeRms: 2e-5 })
   }
 }

@@ -25,15 +25,17 @@ async function copyOf(checkpoint: string): Promise<string> {
   return directory
 }
 
-async function truncated(): Promise<string> {
-  const directory = await copyOf(WHOLE)
+/** A copy of a checkpoint whose last weight file is cut off. */
+async function truncated(checkpoint: string, subfolder = ''): Promise<string> {
+  const directory = await copyOf(checkpoint)
+  const folder = join(directory, subfolder)
   const file =
-    (await readdir(directory))
+    (await readdir(folder))
       .filter((name) => name.endsWith('.safetensors'))
       .sort()
       .at(-1) ?? ''
-  const { size } = await stat(join(directory, file))
-  await truncate(join(directory, file), size - 1)
+  const { size } = await stat(join(folder, file))
+  await truncate(join(folder, file), size - 1)
   return directory
 }
 
@@ -76,7 +78,9 @@ interface Expected {
 const DEVICE_MAP: object = { deviceMap: 'auto' }
 
 it('two ranks load together or not at all, and their group outlives it', async () => {
-  const broken = await truncated()
+  const broken = await truncated(WHOLE)
+  const undecodable = await truncated(PIPELINE, 'vae')
+  const untransformable = await truncated(PIPELINE, 'transformer')
   const unconfigured = await without('config.json', WHOLE)
   const unscheduled = await without('scheduler/scheduler_config.json', PIPELINE)
   const unencoded = await without('text_encoder/config.json', PIPELINE)
@@ -194,6 +198,50 @@ it('two ranks load together or not at all, and their group outlives it', async (
       scenario: { type: 'pipeline', places: [unencoded, PIPELINE], delays: [1000, 1000] },
       codes: ['CONFIG_NOT_FOUND', elsewhere],
       failed: 0,
+    },
+    {
+      what: 'a pipeline whose VAE is cut off, as its other models load',
+      scenario: {
+        type: 'pipeline',
+        places: [PIPELINE, undecodable],
+        textEncoderPlacement: 'sharded',
+        delays: [1000, 1000],
+      },
+      codes: [elsewhere, 'SAFETENSORS_TRUNCATED'],
+      failed: 1,
+    },
+    {
+      what: 'a pipeline whose transformer is cut off, as rank 0 alone loads the text encoder',
+      scenario: {
+        type: 'pipeline',
+        places: [PIPELINE, untransformable],
+        textEncoderPlacement: 'rank0',
+        delays: [1000, 1000],
+      },
+      codes: [elsewhere, 'SAFETENSORS_TRUNCATED'],
+      failed: 1,
+    },
+    {
+      what: 'an abort as all models load',
+      scenario: {
+        type: 'pipeline',
+        places: [PIPELINE, PIPELINE],
+        textEncoderPlacement: 'rank0',
+        delays: [1000, 1000],
+        aborts: [undefined, 300],
+      },
+      codes: [elsewhere, 'ABORTED'],
+      failed: 1,
+    },
+    {
+      what: 'a whole pipeline that is split, with ranks that are fast and slow',
+      scenario: { type: 'pipeline', places: [PIPELINE, PIPELINE], textEncoderPlacement: 'sharded', delays: [0, 1] },
+      codes: ['LOADED', 'LOADED'],
+    },
+    {
+      what: 'a whole pipeline of which rank 0 alone has the text encoder',
+      scenario: { type: 'pipeline', places: [PIPELINE, PIPELINE], textEncoderPlacement: 'rank0', delays: [1, 0] },
+      codes: ['LOADED', 'LOADED'],
     },
     {
       what: 'a whole pipeline',

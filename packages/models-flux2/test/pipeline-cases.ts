@@ -46,6 +46,13 @@ const klein = (...args: Parameters<typeof run>): PipelineCase => ({
 const base = (...args: Parameters<typeof run>): PipelineCase => ({ ...ofKlein(...args), isDistilled: false })
 const kv = (...args: Parameters<typeof run>): PipelineCase => ({ ...ofKlein(...args), type: 'Flux2KleinKVPipeline' })
 
+/** The run in bfloat16. The text encoder is whole on every rank, as it is in diffusers. */
+const BFLOAT16_CASE: PipelineCase = {
+  ...dev('dev.t2i.64x96.bf16', { ...SMALL, guidanceScale: 4 }),
+  textEncoderPlacement: 'replicated',
+  dtype: 'bfloat16',
+}
+
 /** Those of one pipeline follow each other: it is loaded once for them. */
 export const PIPELINE_CASES: readonly PipelineCase[] = [
   klein('klein.t2i.128x128.distilled', { ...LARGE, guidanceScale: 4 }),
@@ -58,6 +65,7 @@ export const PIPELINE_CASES: readonly PipelineCase[] = [
   dev('dev.i2i.64x96.one_ref', { ...SMALL, guidanceScale: 4 }, 1),
   dev('dev.i2i.64x96.two_refs', { ...SMALL, guidanceScale: 4 }, 2),
   dev('dev.i2i.64x64.size_from_ref', { ...BY_REFERENCE, guidanceScale: 4 }, 1),
+  BFLOAT16_CASE,
   {
     name: 'demo, cat on blue',
     golden: demo('cat-blue'),
@@ -74,9 +82,18 @@ export const PIPELINE_CASES: readonly PipelineCase[] = [
   },
 ]
 
+/** One with guidance, one that keeps keys and values; both have a golden in bfloat16 as well. */
+export const REFERENCE_CASES: readonly PipelineCase[] = PIPELINE_CASES.filter(({ name }) =>
+  ['klein-base.i2i.64x96.cfg4', 'klein-kv.i2i.64x96'].includes(name),
+)
+
 /** Enough to see that nothing depends on the number of ranks; 4 of them share the 2 cores of many machines. */
 export const WIDE_CASES: readonly PipelineCase[] = PIPELINE_CASES.filter(({ name }) =>
-  ['klein.t2i.128x128.distilled', 'klein-kv.i2i.64x96', 'dev.i2i.64x96.two_refs', 'demo, robot on yellow'].includes(
-    name,
-  ),
+  [
+    'klein.t2i.128x128.distilled',
+    'klein-kv.i2i.64x96',
+    'dev.i2i.64x96.two_refs',
+    'dev.t2i.64x96.bf16',
+    'demo, robot on yellow',
+  ].includes(name),
 )

@@ -1,5 +1,5 @@
 import { ort } from '@rankwise/backend-ort'
-import type { Backend } from '@rankwise/core'
+import { type Backend, Tensor } from '@rankwise/core'
 import { Generator, type Image } from '@rankwise/diffusion'
 import { loadGolden, referencePath } from '@rankwise/fixtures'
 import { afterAll, beforeAll, describe, expect, it } from 'vitest'
@@ -11,6 +11,7 @@ import {
   type Flux2KleinOptions,
   Flux2KleinPipeline,
 } from '../src/index.ts'
+import { expectRoundedSteps, expectWithinSpread, type Run, tensorOf } from './golden-bfloat16.ts'
 import { goldenImages } from './golden-images.ts'
 import { expectSameLatents } from './golden-latents.ts'
 
@@ -41,15 +42,66 @@ async function check(
   options: Flux2KleinOptions,
   { seed = 42 } = {},
 ): Promise<void> {
-  const latents: Float32Array[] = []
+  const latents: Tensor[] = []
   const generator = new Generator().manualSeed(seed)
   const callbackOnStepEnd: Flux2KleinOptions['callbackOnStepEnd'] = (step) => {
-    latents.push(step.latents.data)
+    latents.push(step.latents)
     return undefined
   }
   await pipeline({ ...SMALL, ...options, generator, callbackOnStepEnd, outputType: 'latent' })
   expectSameLatents(latents, await loadGolden(`pipeline/${golden}.safetensors`))
 }
+
+describe('the checks of bfloat16 notice', () => {
+  /** What diffusers computed, as if it were a run of ours. */
+  async function goldenRun() {
+    const golden = await loadGolden('pipeline/dev.t2i.64x96.bf16.safetensors')
+    const steps = [0, 1, 2, 3]
+    const levels = golden.get('model_timestep')
+    const run: Run = {
+      latents: steps.map((step) => golden.get(`latents.${step + 1}`)),
+      forwards: steps.map((step) => ({
+        timestep: new Tensor(levels.dtype, [1], levels.data.slice(step, step + 1) as never),
+        promptEmbeds: golden.get('prompt_embeds'),
+        sample: golden.get(`noise_pred.${step}`),
+      })),
+    }
+    return { golden, run }
+  }
+
+  it('nothing of diffusers itself', async () => {
+    const { golden, run } = await goldenRun()
+    await expectWithinSpread(run, golden)
+    expectRoundedSteps(run, golden, golden.get('latents.0'))
+  })
+
+  it('timesteps that are not rounded before they are divided', async () => {
+    const { golden, run } = await goldenRun()
+    const timesteps = golden.get('timesteps').data as Float32Array
+    const forwards = run.forwards.map((forward, step) => ({
+      ...forward,
+      timestep: Tensor.float32([1], [(timesteps[step] as number) / 1000]).cast('bfloat16'),
+    }))
+    await expect(expectWithinSpread({ ...run, forwards }, golden)).rejects.toThrow()
+  })
+
+  it('latents in float32', async () => {
+    const { golden, run } = await goldenRun()
+    const latents = run.latents.map((tensor) => tensorOf(tensor).cast('float32'))
+    await expect(expectWithinSpread({ ...run, latents }, golden)).rejects.toThrow('float32')
+  })
+
+  it('steps that are rounded at their end only', async () => {
+    const { golden, run } = await goldenRun()
+    const sigmas = golden.get('sigmas').data as Float32Array
+    const [noise, sample] = [golden.get('latents.0'), golden.get('noise_pred.0')].map((x) => x.cast('float32'))
+    const dt = (sigmas[1] as number) - (sigmas[0] as number)
+    const stepped = Array.from(noise?.data ?? [], (x, i) => x + dt * (sample?.data[i] as number))
+    const first = Tensor.float32(golden.get('latents.1').shape, stepped).cast('bfloat16')
+    const latents = [first, ...run.latents.slice(1)]
+    expect(() => expectRoundedSteps({ ...run, latents }, golden, golden.get('latents.0'))).toThrow('step 0')
+  })
+})
 
 describe('the goldens of the pipelines notice', () => {
   it('another seed and another guidance scale', async () => {

@@ -1,9 +1,10 @@
 import { readFile } from 'node:fs/promises'
 import { Checkpoint, readConfig, readSafetensors, resolvePlan } from '@rankwise/core'
 import { Image } from '@rankwise/diffusion'
-import { onRanks, referencePath } from '@rankwise/fixtures'
+import { bfloat16Spread, expectClose, GoldenTensors, onRanks, referencePath } from '@rankwise/fixtures'
 import { beforeAll, describe, expect, it } from 'vitest'
 import { Flux2Transformer2DModel, flux2Plan } from '../src/index.ts'
+import { expectRoundedSteps, expectWithinSpread, tensorOf } from './golden-bfloat16.ts'
 import { expectSameLatents } from './golden-latents.ts'
 import { PIPELINE_CASES, type PipelineCase, WIDE_CASES } from './pipeline-cases.ts'
 import type { PipelineResult } from './workers/pipeline.ts'
@@ -11,6 +12,12 @@ import type { PipelineResult } from './workers/pipeline.ts'
 const WORKER = new URL('workers/pipeline.ts', import.meta.url)
 /** A dozen runs of real processes: 10 s on two idle cores, over a minute on busy ones. */
 const RUNS_TIMEOUT_MS = 300_000
+
+/** At most as many levels apart as pictures of diffusers in bfloat16 are. */
+async function expectSimilarPicture(actual: Uint8Array, expected: Uint8Array): Promise<void> {
+  const { absolute } = await bfloat16Spread('image')
+  expectClose([...actual], [...expected], { absolute: Math.round(255 * absolute) })
+}
 
 /** At most 1 level apart, in at most 0.1 % of the bytes. */
 function expectSamePicture(actual: Uint8Array, expected: Uint8Array): void {
@@ -22,7 +29,9 @@ function expectSamePicture(actual: Uint8Array, expected: Uint8Array): void {
 
 function bytesOf({ latents, image }: PipelineResult): Buffer {
   return Buffer.concat(
-    [image, ...latents].map(({ buffer, byteOffset, byteLength }) => Buffer.from(buffer, byteOffset, byteLength)),
+    [image, ...latents.map(({ data }) => data)].map(({ buffer, byteOffset, byteLength }) =>
+      Buffer.from(buffer, byteOffset, byteLength),
+    ),
   )
 }
 
@@ -39,8 +48,16 @@ describe.each<[number, readonly PipelineCase[]]>([
 
   it.each(cases.map((testCase, index) => ({ ...testCase, index })))('$name agrees with diffusers', async (testCase) => {
     const result = ranks[0]?.[testCase.index] as PipelineResult
-    expectSameLatents(result.latents, await readSafetensors(`${testCase.golden}.safetensors`))
-    expectSamePicture(result.image, Image.fromPng(await readFile(`${testCase.golden}.png`)).data)
+    const golden = new GoldenTensors(await readSafetensors(`${testCase.golden}.safetensors`))
+    const picture = Image.fromPng(await readFile(`${testCase.golden}.png`)).data
+    if (testCase.dtype === 'bfloat16') {
+      await expectWithinSpread(result, golden)
+      expectRoundedSteps(result, golden, golden.get('latents.0'))
+      await expectSimilarPicture(result.image, picture)
+    } else {
+      expectSameLatents(result.latents.map(tensorOf), golden)
+      expectSamePicture(result.image, picture)
+    }
   })
 
   it('is bitwise the same on all ranks', () => {

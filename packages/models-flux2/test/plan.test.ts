@@ -2,6 +2,7 @@ import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import {
+  type DType,
   type ParallelStyle,
   partition,
   printGraph,
@@ -162,10 +163,10 @@ describe('refusals before a weight is read', () => {
 })
 
 describe('the traced graph', () => {
-  async function placed(tpDegree: number, changes: object = {}) {
+  async function placed(tpDegree: number, changes: object = {}, dtype: DType = 'float32') {
     const config = { ...((await readConfig(kleinTiny)) as object), ...changes }
     const model = Flux2Transformer2DModel.fromConfig(config)
-    return partition(model.trace({ imageTokens: 6, textTokens: 3 }), resolvePlan(model, flux2Plan), tpDegree)
+    return partition(model.trace({ imageTokens: 6, textTokens: 3, dtype }), resolvePlan(model, flux2Plan), tpDegree)
   }
 
   it.each([
@@ -183,6 +184,17 @@ describe('the traced graph', () => {
       ...new Array(2 * num_layers).fill(2),
       ...new Array(num_single_layers).fill(1),
     ])
+  })
+
+  it('has as many in bfloat16, of what the projections give', async () => {
+    const { phases } = await placed(2, { num_layers: 2, num_single_layers: 3 }, 'bfloat16')
+    const reduces = phases.flatMap(({ allReduce }) => allReduce ?? [])
+    expect(reduces.map(({ inputs }) => inputs.length)).toEqual([2, 2, 2, 2, 1, 1, 1])
+    const nodes = phases.flatMap((phase) => phase.nodes)
+    const producers = reduces.flatMap(({ inputs }) =>
+      inputs.map((input) => nodes.find(({ outputs }) => outputs.some(({ id }) => id === input.id))?.op),
+    )
+    expect(new Set(producers)).toEqual(new Set(['linear']))
   })
 
   it('lets nothing else cross ranks', async () => {

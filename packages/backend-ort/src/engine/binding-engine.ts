@@ -100,6 +100,7 @@ function fromOrt(info: OnnxValueInfo, { data, dims }: OrtTensor): Tensor {
   const { dtype, shape } = info
   // ORT only warns when a declared shape is wrong.
   if (!sameShape(dims, shape)) throw shapeError(info, dims)
+  if (data instanceof Uint16Array) return new Tensor('bfloat16', shape, data)
   return dtype === 'int32'
     ? new Tensor('int32', shape, data as Int32Array)
     : new Tensor('float32', shape, data as Float32Array)

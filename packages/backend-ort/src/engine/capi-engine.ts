@@ -123,7 +123,7 @@ function portOf({ name, dtype, shape }: OnnxValueInfo): Port {
 
 function tensorFor({ dtype, shape }: OnnxValueInfo, pool: BufferPool): Tensor {
   const buffer = pool.take(sizeOf(shape) * ELEMENT_BYTES[dtype])
-  const host = dtype === 'int32' ? dtype : 'float32'
+  const host = dtype === 'int32' || dtype === 'bfloat16' ? dtype : 'float32'
   return new Tensor(host, shape, viewAs(host, new Uint8Array(buffer)))
 }
 

@@ -35,4 +35,6 @@ export const elementwiseRules: LoweringRules = {
   // Both reduce large arguments exactly: at 1000 * 2π the relative RMS is 3e-8, as near 0.
   sin: unary('Sin'),
   cos: unary('Cos'),
+  // Within a graph everything is float32; what is bfloat16 afterwards is rounded there.
+  cast: unary('Identity'),
 }

@@ -1,14 +1,24 @@
-import { type DType, type Node, RankwiseError, type Segment, type Shape, sizeOf, type Value } from '@rankwise/core'
-import { hostDType, requireFloat32 } from '../host-dtype.ts'
+import {
+  type DType,
+  type Node,
+  opDefinition,
+  RankwiseError,
+  type Segment,
+  type Shape,
+  sizeOf,
+  type Value,
+} from '@rankwise/core'
+import { computeDType, type HostDType, hostDType } from '../host-dtype.ts'
 import type { OnnxModel, OnnxValueInfo } from '../onnx/model.ts'
 import { type GraphTarget, OnnxBuilder } from '../onnx/onnx-builder.ts'
 import { rowsShape, type WeightStorage } from '../weight-storage.ts'
 import { attentionRules } from './attention.ts'
+import { roundLowered, toBfloat16 } from './bfloat16.ts'
 import { elementwiseRules } from './elementwise.ts'
 import { linearRules } from './linear.ts'
 import { movementRules } from './movement.ts'
 import { normRules } from './norm.ts'
-import { ValueOperand, WeightOperand } from './operand.ts'
+import { toFloat32, ValueOperand, WeightOperand } from './operand.ts'
 import type { Lowered, LoweringRule, LoweringRules, Operand, Result } from './rule.ts'
 import { spatialRules } from './spatial.ts'
 import type { Rows } from './tiles.ts'
@@ -83,19 +93,24 @@ class SegmentLowering {
 
   run(): LoweredSegment {
     const { inputs, parameters, constants, nodes, outputs, key } = this.#segment
-    for (const [i, value] of inputs.entries()) this.#set(value, this.#onnx.input(valueInfo(value, `input_${i}`)))
+    for (const [i, value] of inputs.entries()) this.#set(value, this.#input(value, `input_${i}`))
     for (const [i, value] of parameters.entries()) this.#operands.set(value.id, this.#weight(i, value))
     for (const value of constants) this.#set(value, this.#constant(value))
     for (const node of nodes) this.#lower(node)
     return { model: this.#onnx.build(key, this.#outputs(outputs)), weightInputs: [...this.#weightInputs.values()] }
   }
 
+  #input(value: Value, name: string): string {
+    const input = this.#onnx.input(this.#valueInfo(value, name))
+    return value.dtype === 'bfloat16' ? toFloat32(this.#onnx, input, value.dtype) : input
+  }
+
   #weight(parameter: number, value: Value): Operand {
-    const { dtype, shape, name = `parameter ${parameter}` } = value
-    requireFloat32(dtype, name)
+    const { shape, name = `parameter ${parameter}` } = value
+    const dtype = computeDType(value.dtype, name)
     if (sizeOf(shape) === 0) return new ValueOperand(this.#onnx, value, this.#empty(dtype, shape, name))
     const storage = this.#storages[parameter] as WeightStorage
-    return new WeightOperand(this.#onnx, shape, storage, (rows) => this.#weightInput({ parameter, ...rows }))
+    return new WeightOperand(this.#onnx, { dtype, shape }, storage, (rows) => this.#weightInput({ parameter, ...rows }))
   }
 
   #weightInput(rows: WeightRows): string {
@@ -114,15 +129,17 @@ class SegmentLowering {
 
   #constant({ id, dtype, shape, data }: Value): string {
     if (data === undefined) throw new RankwiseError('CONSTANT_MISSING', `the constant ${id} has no data`)
-    return this.#onnx.constant(hostDType(dtype, `constant ${id}`), shape, data.data)
+    const computed = insideDType(hostDType(dtype, `constant ${id}`))
+    return this.#onnx.constant(computed, shape, data.cast(computed).data)
   }
 
   #empty(dtype: DType, shape: Shape, where: string): string {
-    return this.#onnx.constant(hostDType(dtype, where), shape, new Uint8Array())
+    return this.#onnx.constant(insideDType(hostDType(dtype, where)), shape, new Uint8Array())
   }
 
   #lower(node: Node): void {
     const rule = this.#rule(node)
+    for (const { dtype } of node.outputs) hostDType(dtype, node.path || '(model)')
     const outputs = node.outputs.map((value) => ({ ...value, isUsed: this.#used.has(value.id) }))
     if (!outputs.some(({ isUsed }) => isUsed)) return
     const lowered = this.#onnx.within(node.path, () => this.#emit(rule, node, outputs))
@@ -144,7 +161,9 @@ class SegmentLowering {
       return outputs.map(({ dtype, shape }) => this.#empty(dtype, shape, node.path))
     }
     const inputs = node.inputs.map((value) => this.#operand(value))
-    return rule({ onnx: this.#onnx, attributes: node.attributes as never, outputs }, ...inputs)
+    const results = rule({ onnx: this.#onnx, attributes: node.attributes as never, outputs }, ...inputs)
+    if (opDefinition(node.op).movesOnly === true) return results
+    return results.map((result, i) => (outputs[i]?.dtype === 'bfloat16' ? roundLowered(this.#onnx, result) : result))
   }
 
   /**
@@ -155,10 +174,18 @@ class SegmentLowering {
     const taken = new Set(this.#segment.inputs.map((value) => this.#operand(value).name))
     return values.map((value) => {
       const { name } = this.#operand(value)
+      if (value.dtype === 'bfloat16') return this.#valueInfo(value, toBfloat16(this.#onnx, name))
       const own = taken.has(name) ? this.#onnx.op('Identity', [name]) : name
       taken.add(own)
-      return valueInfo(value, own)
+      return this.#valueInfo(value, own)
     })
+  }
+
+  /** A value as it enters or leaves the graph. */
+  #valueInfo({ id, name, dtype, shape }: Value, onnxName: string): OnnxValueInfo {
+    const type = hostDType(dtype, name ?? `value ${id}`)
+    const isBits = type === 'bfloat16' && this.#onnx.target.halfInputs === 'bits'
+    return { name: onnxName, dtype: isBits ? 'uint16' : type, shape }
   }
 
   #set(value: Value, lowered: Lowered): void {
@@ -172,8 +199,9 @@ class SegmentLowering {
   }
 }
 
-function valueInfo({ id, name, dtype, shape }: Value, onnxName: string): OnnxValueInfo {
-  return { name: onnxName, dtype: hostDType(dtype, name ?? `value ${id}`), shape }
+/** The dtype of a value within the graph. */
+function insideDType(dtype: HostDType): 'float32' | 'int32' {
+  return dtype === 'int32' ? dtype : 'float32'
 }
 
 /** Ids of the values that the outputs depend on. */

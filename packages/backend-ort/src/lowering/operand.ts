@@ -1,7 +1,9 @@
 import type { DType, Shape, TensorType } from '@rankwise/core'
+import type { ComputeDType } from '../host-dtype.ts'
 import { ELEMENT_TYPES } from '../onnx/model.ts'
 import type { OnnxBuilder } from '../onnx/onnx-builder.ts'
 import { rowsOf, type WeightDType, type WeightStorage } from '../weight-storage.ts'
+import { roundToBfloat16 } from './bfloat16.ts'
 import type { Lowered, Operand, Part, Parts, StoredParts } from './rule.ts'
 import { cutEvenly, type Rows, type Tile, tilesOf } from './tiles.ts'
 
@@ -26,9 +28,15 @@ export class ValueOperand implements Operand {
   }
 }
 
+/** What a weight is computed in, whatever it is kept in. */
+export interface WeightType {
+  readonly dtype: ComputeDType
+  readonly shape: Shape
+}
+
 /** A weight with elements. It becomes inputs of the graph when a rule asks for it, cut as the rule takes it. */
 export class WeightOperand implements Operand {
-  readonly dtype = 'float32'
+  readonly dtype: ComputeDType
   readonly shape: Shape
   readonly #onnx: OnnxBuilder
   readonly #storage: WeightStorage
@@ -37,8 +45,9 @@ export class WeightOperand implements Operand {
   #name: string | undefined
 
   /** @param input - declares rows of one piece of the weight as an input of the graph and returns its name */
-  constructor(onnx: OnnxBuilder, shape: Shape, storage: WeightStorage, input: (rows: Rows) => string) {
-    this.shape = shape
+  constructor(onnx: OnnxBuilder, type: WeightType, storage: WeightStorage, input: (rows: Rows) => string) {
+    this.dtype = type.dtype
+    this.shape = type.shape
     this.#onnx = onnx
     this.#storage = storage
     this.#input = input
@@ -73,12 +82,18 @@ export class WeightOperand implements Operand {
   }
 
   #castTile(tile: Tile): Part {
-    const { dtype } = this.#storage
     const parts = tile.map((rows) => {
       const { name, size } = this.#inputPart(rows)
-      return { name: toFloat32(this.#onnx, name, dtype), size }
+      return { name: this.#cast(name), size }
     })
     return { name: join(this.#onnx, { dim: 0, parts }), size: parts.reduce((sum, { size }) => sum + size, 0) }
+  }
+
+  /** Stored elements as they are computed with. */
+  #cast(name: string): string {
+    const { dtype } = this.#storage
+    const cast = toFloat32(this.#onnx, name, dtype)
+    return this.dtype === 'bfloat16' && dtype !== 'bfloat16' ? roundToBfloat16(this.#onnx, cast) : cast
   }
 
   #inputPart(rows: Rows): Part {

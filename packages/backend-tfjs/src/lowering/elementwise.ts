@@ -31,4 +31,6 @@ export const elementwiseRules: Rules = {
   silu,
   sin: unary('sin'),
   cos: unary('cos'),
+  // Elements are float32 whatever the dtype; what is bfloat16 afterwards is rounded then.
+  cast: (_context: RuleContext<object>, x: Operand) => [x.ref],
 }

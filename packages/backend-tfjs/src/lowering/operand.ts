@@ -1,4 +1,4 @@
-import type { DType, Shape, TensorType } from '@rankwise/core'
+import type { Shape, TensorType } from '@rankwise/core'
 import { inverse } from '../device-tensor.ts'
 import type { Engine, Ref } from '../engine.ts'
 import type { Operand, StoredRef } from './rule.ts'
@@ -10,13 +10,14 @@ export function valueOperand({ dtype, shape }: TensorType, ref: Ref): Operand {
 
 /** A weight, which is cast and put in order when a rule asks for it as a value. */
 export class WeightOperand implements Operand {
-  readonly dtype: DType = 'float32'
+  readonly dtype: TensorType['dtype']
   readonly shape: Shape
   readonly stored: StoredRef
   readonly #engine: Engine
 
-  constructor(engine: Engine, shape: Shape, stored: StoredRef) {
+  constructor(engine: Engine, { dtype, shape }: TensorType, stored: StoredRef) {
     this.#engine = engine
+    this.dtype = dtype
     this.shape = shape
     this.stored = stored
   }

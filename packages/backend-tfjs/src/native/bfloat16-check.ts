@@ -10,8 +10,16 @@ const BITS = new Map([
 ])
 const VALUES = [...BITS.keys()]
 
+/** float32 and what it is in bfloat16: the two ties to even, and numbers just beside a tie. */
+const ROUNDED: readonly (readonly [number, number])[] = [
+  [1 + 2 ** -8, 1],
+  [1 + 3 * 2 ** -8, 1 + 2 ** -6],
+  [-1 - 2 ** -8 - 2 ** -20, -1 - 2 ** -7],
+  [1 + 3 * 2 ** -8 - 2 ** -20, 1 + 2 ** -7],
+]
+
 /**
- * Multiplies small integers that are bfloat16, as weights are: handed over as bytes, reinterpreted, transposed, and cast
+ * Rounds float32, and multiplies small integers that are bfloat16, as weights are: handed over as bytes, reinterpreted, transposed, and cast
  * where the engine does not multiply so. That this works is nothing that TensorFlow.js promises.
  *
  * @returns what is wrong; `undefined` when all is right
@@ -27,12 +35,34 @@ export function bfloat16Problem(engine: Engine): string | undefined {
     return products.reduce((sum, product) => sum + product, 0)
   })
   try {
+    const wronglyRounded = round(engine).findIndex((value, i) => value !== ROUNDED[i]?.[1])
+    if (wronglyRounded >= 0) return `${ROUNDED[wronglyRounded]?.[0]} is not rounded to nearest, ties to even`
     const product = multiply(engine, { left, right, rows, inner, columns })
     const wrong = product.findIndex((value, i) => value !== expected[i])
     if (product.length === expected.length && wrong < 0) return undefined
     return `a product is ${product[wrong]} at ${wrong}, not ${expected[wrong]}`
   } catch (cause) {
     return cause instanceof Error ? cause.message : String(cause)
+  }
+}
+
+function round(engine: Engine): Float32Array {
+  const [rounded] = engine.tidy(() => {
+    const x = engine.write(
+      'float32',
+      [ROUNDED.length],
+      Float32Array.from(ROUNDED, ([value]) => value),
+    )
+    return [engine.roundToBfloat16(x)]
+  })
+  return readAndFree(engine, rounded as Ref)
+}
+
+function readAndFree(engine: Engine, ref: Ref): Float32Array {
+  try {
+    return engine.read(ref) as Float32Array
+  } finally {
+    engine.free(ref)
   }
 }
 
@@ -52,9 +82,5 @@ function multiply(engine: Engine, { left, right, rows, inner, columns }: Product
     if (!engine.multipliesBfloat16) return [engine.matMul(x, engine.cast(weight, 'float32'), true)]
     return [engine.cast(engine.matMul(engine.cast(x, 'bfloat16'), weight, true), 'float32')]
   })
-  try {
-    return engine.read(product as Ref) as Float32Array
-  } finally {
-    engine.free(product as Ref)
-  }
+  return readAndFree(engine, product as Ref)
 }

@@ -1,4 +1,5 @@
 import { castData, type DType, type Shape, type TensorData } from '@rankwise/core'
+import type { ComputeDType } from '../device-dtype.ts'
 import { type BinaryOp, Engine, type EngineDType, type ReduceOp, type Ref, type UnaryOp } from '../engine.ts'
 import { type OpAttribute, type TensorMetadata, TF_BFLOAT16, TF_COMPLEX64, type TfjsBinding } from './binding.ts'
 
@@ -28,14 +29,18 @@ const REDUCE: Readonly<Record<ReduceOp, string>> = { mean: 'Mean', sum: 'Sum', m
 /** How a native engine computes. */
 export interface NativeEngineOptions {
   readonly threads: number
-  /** What becomes of matrices that a file stores in bfloat16: cast when they are loaded, or where they are used, or never. */
-  readonly bfloat16: 'cast' | 'stored' | 'multiplied'
+  /**
+   * What becomes of matrices that a file stores in bfloat16, to compute in float32: cast when they are loaded, or where they
+   * are used, or never. `none`: as `cast`, and nothing is computed in bfloat16.
+   */
+  readonly bfloat16: 'none' | 'cast' | 'stored' | 'multiplied'
 }
 
 /** Runs TensorFlow's eager operations through the addon of tfjs-node. */
 export class NativeEngine extends Engine {
   readonly name: 'native' | 'native-gpu'
   readonly threads: number
+  readonly dtypes: readonly ComputeDType[]
   /** The scores of 768 tokens and 24 heads are 57 MB. */
   readonly maxScoreBytes: number = 2 ** 26
   readonly multipliesBfloat16: boolean
@@ -51,7 +56,8 @@ export class NativeEngine extends Engine {
     this.threads = threads
     this.#binding = binding
     this.multipliesBfloat16 = bfloat16 === 'multiplied'
-    this.#keepsBfloat16 = bfloat16 !== 'cast'
+    this.#keepsBfloat16 = bfloat16 === 'stored' || bfloat16 === 'multiplied'
+    this.dtypes = bfloat16 === 'none' ? ['float32'] : ['float32', 'bfloat16']
   }
 
   get liveTensors(): number {
@@ -63,8 +69,9 @@ export class NativeEngine extends Engine {
     return length === 4 ? [2, 3, 1, 0] : undefined
   }
 
-  weightDType(dtype: DType, { length }: Shape): 'float32' | 'bfloat16' {
-    return this.#keepsBfloat16 && dtype === 'bfloat16' && length === 2 ? 'bfloat16' : 'float32'
+  weightDType(stored: DType, { length }: Shape, computed: ComputeDType): 'float32' | 'bfloat16' {
+    const isBfloat16 = computed === 'bfloat16' || (this.#keepsBfloat16 && stored === 'bfloat16')
+    return isBfloat16 && length === 2 ? 'bfloat16' : 'float32'
   }
 
   write(dtype: EngineDType, shape: Shape, data: TensorData): Ref {
@@ -125,6 +132,10 @@ export class NativeEngine extends Engine {
   cast(x: Ref, dtype: 'float32' | 'bfloat16'): Ref {
     const target = dtype === 'float32' ? this.#binding.TF_FLOAT : TF_BFLOAT16
     return this.#run('Cast', [x], [this.#typeOf('SrcT', x), this.#type('DstT', target)])
+  }
+
+  roundToBfloat16(x: Ref): Ref {
+    return this.tidy(() => [this.cast(this.cast(x, 'bfloat16'), 'float32')])[0] as Ref
   }
 
   matMul(a: Ref, b: Ref, transposeB: boolean): Ref {

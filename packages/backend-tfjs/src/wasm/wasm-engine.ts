@@ -1,5 +1,6 @@
 import type { Shape, TensorData } from '@rankwise/core'
 import type { DataType, NamedAttrMap, NamedTensorInfoMap, TensorInfo } from '@tensorflow/tfjs-core'
+import type { ComputeDType } from '../device-dtype.ts'
 import { type BinaryOp, Engine, type EngineDType, type ReduceOp, type Ref, type UnaryOp } from '../engine.ts'
 import { HEAP_BYTES, type WasmRuntime } from './wasm-runtime.ts'
 
@@ -35,6 +36,7 @@ export class WasmEngine extends Engine {
   readonly name = 'wasm'
   /** tfjs starts threads of WebAssembly only in browsers. */
   readonly threads = 1
+  readonly dtypes: readonly ComputeDType[] = ['float32', 'bfloat16']
   /** A quarter of a gibibyte of the heap at most, as several tensors of scores live at a time. */
   readonly maxScoreBytes: number = 2 ** 26
   readonly multipliesBfloat16 = false
@@ -106,6 +108,14 @@ export class WasmEngine extends Engine {
 
   cast(x: Ref, dtype: 'float32' | 'bfloat16'): Ref {
     return this.#run('Cast', { x: infoOf(x) }, { dtype })
+  }
+
+  /** In JavaScript, on the heap: tfjs has no kernel for it. */
+  roundToBfloat16(x: Ref): Ref {
+    const rounded = this.#runtime.allocate(x.shape)
+    // Allocating may move the heap.
+    roundWords(this.#runtime.wordsOf(infoOf(x)), this.#runtime.wordsOf(rounded))
+    return this.#ref(rounded)
   }
 
   /** One product after the other: XNNPACK takes matrices, and tfjs's own loop over several is 5 times slower. */
@@ -205,6 +215,15 @@ function infoOf(ref: Ref): TensorInfo {
 
 function requireDType(dtype: DataType): 'float32' | 'int32' {
   return dtype as 'float32' | 'int32'
+}
+
+/** Rounds the bits of float32 to nearest, ties to even, and leaves zeros in the 16 that bfloat16 does not have. */
+function roundWords(from: Uint32Array, to: Uint32Array): void {
+  for (let i = 0; i < from.length; i++) {
+    const bits = from[i] as number
+    const isNumber = (bits & 0x7fffffff) <= 0x7f800000
+    to[i] = isNumber ? (bits + 0x7fff + ((bits >>> 16) & 1)) & 0xffff0000 : 0x7fc00000
+  }
 }
 
 /** The largest divisor that is at most the square root. */

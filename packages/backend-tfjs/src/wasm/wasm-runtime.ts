@@ -60,6 +60,19 @@ export class WasmRuntime {
     return this.#kernel(name)({ inputs, attrs, backend: this.backend }) as TensorInfo
   }
 
+  /** A float32 tensor whose elements are not set. */
+  allocate(shape: readonly number[]): TensorInfo {
+    return this.backend.makeOutput([...shape], 'float32')
+  }
+
+  /** The bits of a float32 tensor where they lie, until something is allocated. */
+  wordsOf({ dataId, shape }: TensorInfo): Uint32Array {
+    const { memoryOffset } = this.backend.dataIdMap.get(dataId)
+    const length = shape.reduce((size, dim) => size * dim, 1)
+    // Addresses are signed numbers of 32 bits.
+    return new Uint32Array(this.module.HEAPU8.buffer, memoryOffset >>> 0, length)
+  }
+
   /**
    * Frees what kernels keep for a tensor beside its elements: XNNPACK keeps a packed copy of every right-hand side of a
    * product, which would double the memory of all weights.

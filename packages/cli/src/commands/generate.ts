@@ -9,7 +9,7 @@ import { Command, Option } from 'commander'
 import { BACKEND_NAMES } from '../backends.ts'
 import { type GenerationRequest, generate } from '../generation.ts'
 import { launch } from '../launcher.ts'
-import { collect, finiteNumber, integer, seed } from '../parse-options.ts'
+import { collect, dtypes, finiteNumber, integer, type NamedDTypes, seed } from '../parse-options.ts'
 import { formatSummary } from '../summary.ts'
 import { makeSyntheticPipeline, SYNTHETIC_NAMES } from '../synthetic.ts'
 import { readTransformerConfig } from '../transformer-config.ts'
@@ -21,6 +21,7 @@ interface GenerateOptions {
   readonly tp: number
   readonly backend: string
   readonly threads?: number
+  readonly dtype?: NamedDTypes
   readonly lowMemory?: true
   readonly seed: bigint
   readonly steps?: number
@@ -29,6 +30,8 @@ interface GenerateOptions {
   readonly guidance?: number
   readonly maxSequenceLength?: number
   readonly out: string
+  readonly profile?: true
+  readonly trace?: string
   readonly json?: true
 }
 
@@ -51,6 +54,11 @@ export function generateCommand(): Command {
       .option('--tp <n>', 'ranks that share the transformer', integer(1), 1)
       .option('--backend <name>', `what computes: ${BACKEND_NAMES.join(', ')}`, 'ort')
       .option('--threads <n>', 'threads of each rank (default: all cores, shared out)', integer(1, 1024))
+      .option(
+        '--dtype <dtype>',
+        'what the models compute in: float32 (default) or bfloat16; as vae=float32, one of transformer, text-encoder and vae; several times for several',
+        dtypes,
+      )
       .option('--low-memory', 'load the text encoder for the prompt alone, and free it before the denoising')
       // Help prints defaults as JSON, which has no bigint.
       .addOption(new Option('--seed <n>', 'seed of the noise, as in torch').argParser(seed).default(42n, '42'))
@@ -60,6 +68,8 @@ export function generateCommand(): Command {
       .option('--guidance <scale>', "guidance scale (default: the pipeline's)", finiteNumber)
       .option('--max-sequence-length <n>', "text tokens (default: the pipeline's)", integer(1, 16_384))
       .option('--out <file>', 'PNG to write', 'output.png')
+      .option('--profile', 'print where the time of every rank went')
+      .option('--trace <file>', 'write what every rank did, for chrome://tracing or ui.perfetto.dev')
       .option('--json', 'print a summary for programs')
       .action(run)
   )
@@ -67,7 +77,8 @@ export function generateCommand(): Command {
 
 async function run(pipeline: string | undefined, options: GenerateOptions): Promise<void> {
   const request = await requestOf(pipeline, options)
-  await requireWritable(request.out)
+  await requirePicture(request.out)
+  if (request.trace !== undefined) await requireWritable(request.trace)
   await requireReadable(options.image ?? [])
   if (process.env.RANK === undefined && options.tp > 1) {
     await checkDegree(request)
@@ -97,9 +108,12 @@ async function requestOf(pipeline: string | undefined, options: GenerateOptions)
     tpDegree: options.tp,
     backend: options.backend,
     threads: options.threads,
+    dtype: options.dtype ?? {},
     lowMemory: options.lowMemory ?? false,
     seed: options.seed,
     out: options.out,
+    profile: options.profile ?? false,
+    trace: options.trace,
     // The demo was trained for a small size; other pipelines have diffusers' defaults.
     call: { prompt: options.prompt, ...((await isDemo(directory)) ? callOptions : {}), ...chosen },
   }
@@ -122,11 +136,16 @@ async function isDemo(directory: string): Promise<boolean> {
   return given === demo
 }
 
-/** Refuses an output before minutes are spent on it. @throws RankwiseError `OUTPUT_FORMAT`, `OUTPUT_FOLDER` */
-async function requireWritable(out: string): Promise<void> {
+/** @throws RankwiseError `OUTPUT_FORMAT`, `OUTPUT_FOLDER` */
+async function requirePicture(out: string): Promise<void> {
   if (!out.toLowerCase().endsWith('.png')) {
     throw new RankwiseError('OUTPUT_FORMAT', 'pictures are written as PNG', { where: out, rule: '--out ends in .png' })
   }
+  await requireWritable(out)
+}
+
+/** Refuses an output before minutes are spent on it. @throws RankwiseError `OUTPUT_FOLDER` */
+async function requireWritable(out: string): Promise<void> {
   const folder = dirname(resolve(out))
   await access(folder, constants.W_OK).catch((cause: unknown) => {
     throw new RankwiseError('OUTPUT_FOLDER', 'nothing can be written there', { where: folder, cause })

@@ -10,7 +10,7 @@ import {
   Tensor,
 } from '@rankwise/core'
 import { type Check, type CheckGroup, expectCode } from '../check.ts'
-import { opGraph, segmentOf } from '../ops/op-graph.ts'
+import { castResults, opGraph, segmentOf } from '../ops/op-graph.ts'
 import { normal } from '../ops/random.ts'
 import { type Bench, counted, onBackend } from './bench.ts'
 import { memorySource } from './memory-source.ts'
@@ -38,6 +38,10 @@ function linearSegment(dtype: DType): Segment {
 function capabilityChecks(subject: BackendSubject): readonly Check[] {
   const { supports } = subject
   const undeclared = FLOATS.filter((dtype) => !supports.dtypes.includes(dtype))
+  const declared = supports.dtypes[0] as DType
+  /** Neither its inputs nor its results are in the dtype. */
+  const castThere = (dtype: DType) =>
+    segmentOf(castResults(opGraph('cast', [{ dtype: declared, shape: [2] }], { dtype }), declared))
   return [
     {
       title: `declares to compute in ${supports.dtypes.join(', ')}`,
@@ -51,6 +55,8 @@ function capabilityChecks(subject: BackendSubject): readonly Check[] {
       run: () =>
         onBackend(subject, async ({ backend }) => {
           await expectCode(backend.compile(linearSegment(dtype)), 'DTYPE_UNSUPPORTED')
+          // One that computes in a single dtype never gets a cast.
+          await expectCode(backend.compile(castThere(dtype)), 'DTYPE_UNSUPPORTED', 'OP_UNSUPPORTED')
           await expectCode(backend.loadShard(memorySource('w', normal([2, 2], 1)), { dtype }), 'DTYPE_UNSUPPORTED')
           assert.equal(backend.memory().executables, 0)
         }),
@@ -97,6 +103,12 @@ function errorChecks(subject: BackendSubject): readonly Check[] {
     check('refuse inputs of another dtype', async (bench) => {
       const { executable, loaded } = await compiled(bench)
       await expectCode(executable.run(bench.upload(Tensor.zeros('int32', [2, 3])), [loaded]), 'ARGUMENT_MISMATCH')
+      for (const other of subject.supports.dtypes) {
+        const own = await bench.compile(segmentOf(opGraph('silu', [{ dtype: other, shape: [2, 3] }], {})))
+        for (const given of subject.supports.dtypes.filter((type) => type !== other)) {
+          await expectCode(own.run(bench.upload(x.cast(given)), []), 'ARGUMENT_MISMATCH')
+        }
+      }
     }),
     check('refuse to compile for weights that are not those of the segment', async (bench) => {
       const other = await bench.load(weight.reshape([3, 4]), dtype)

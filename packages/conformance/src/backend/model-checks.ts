@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict'
-import { type DType, isFloatingPoint, partition, resolvePlan } from '@rankwise/core'
+import { type DType, partition, resolvePlan } from '@rankwise/core'
 import type { Check, CheckGroup } from '../check.ts'
 import { expectSame } from '../compare/expect-same.ts'
-import { loadTinyGolden, loadTinyWeights } from '../tiny-golden.ts'
-import { TINY_PLAN, type TinyInputs, TinyTransformer } from '../tiny-transformer.ts'
+import { loadTinyGolden, loadTinyWeights, tinyInputsIn } from '../tiny-golden.ts'
+import { TINY_PLAN, TinyTransformer } from '../tiny-transformer.ts'
 import type { BackendSubject } from './options.ts'
 import { runInProcess } from './run-in-process.ts'
 
@@ -22,9 +22,7 @@ function modelCheck(subject: BackendSubject, dtype: DType, tpDegree: number): Ch
     run: async () => {
       const { inputs, outputs: expected } = await loadTinyGolden()
       const model = new TinyTransformer()
-      const cast = Object.fromEntries(
-        Object.entries(inputs).map(([name, x]) => [name, isFloatingPoint(x.dtype) ? x.cast(dtype) : x]),
-      ) as TinyInputs
+      const cast = tinyInputsIn(inputs, dtype, subject.supports.dtypes)
       const graph = partition(model.trace(cast), resolvePlan(model, TINY_PLAN), tpDegree)
       const ranks = await runInProcess(subject, graph, await loadTinyWeights(), cast)
       for (const outputs of ranks) {

@@ -1,12 +1,21 @@
-import { type DType, isFloatingPoint, opNames, type Tensor } from '@rankwise/core'
+import {
+  type DType,
+  isFloatingPoint,
+  itemSize,
+  opDefinition,
+  opNames,
+  type Tensor,
+  type TensorType,
+} from '@rankwise/core'
 import { referenceOp } from '@rankwise/core/reference'
 import type { Check, CheckGroup } from '../check.ts'
+import { expectClose } from '../compare/expect-close.ts'
 import { expectSame } from '../compare/expect-same.ts'
 import { toleranceRow } from '../compare/tolerance-table.ts'
 import type { OpCase } from '../ops/op-case.ts'
 import { OP_CASES } from '../ops/op-cases.ts'
-import { opGraph, segmentOf } from '../ops/op-graph.ts'
-import { onBackend } from './bench.ts'
+import { castResults, opGraph, segmentOf } from '../ops/op-graph.ts'
+import { type Bench, onBackend } from './bench.ts'
 import type { BackendSubject } from './options.ts'
 
 /** Runs the only operation of a graph on operands. */
@@ -14,25 +23,51 @@ export type OpRunner = (opCase: OpCase) => Promise<readonly Tensor[]>
 
 /** Every operation against float64, in every dtype that the backend declares. */
 export function opGroups(subject: BackendSubject): readonly CheckGroup[] {
-  return subject.supports.dtypes.map((dtype) => ({
-    title: `operations in ${dtype}`,
-    checks: opNames()
-      .filter((op) => OP_CASES.some((opCase) => opCase.op === op))
-      .map((op) => opCheck(subject, op, dtype)),
-  }))
+  return subject.supports.dtypes.map((dtype) => {
+    const cases = casesIn(dtype, subject.supports.dtypes)
+    const ops = opNames().filter((op) => cases.some((opCase) => opCase.op === op))
+    return {
+      title: `operations in ${dtype}`,
+      checks: ops.map((op) => {
+        return opCheck(
+          subject,
+          dtype,
+          cases.filter((opCase) => opCase.op === op),
+        )
+      }),
+    }
+  })
 }
 
-function opCheck(subject: BackendSubject, op: string, dtype: DType): Check {
-  const cases = OP_CASES.filter((opCase) => opCase.op === op)
+/** The cases whose dtypes a backend declares, with floating-point operands in `dtype`. */
+function casesIn(dtype: DType, declared: readonly DType[]): readonly OpCase[] {
+  const isDeclared = ({ op, attributes, float32Operands }: OpCase) => {
+    // No graph in one dtype has a cast.
+    if (op === 'cast') return declared.length > 1 && declared.includes(attributes.dtype as DType)
+    return float32Operands === undefined || (itemSize(dtype) === 2 && declared.includes('float32'))
+  }
+  return OP_CASES.filter(isDeclared).map((opCase) => inDType(opCase, dtype))
+}
+
+/** The case with floating-point operands of another dtype; what they are rounded to is what is computed with. */
+function inDType(opCase: OpCase, dtype: DType): OpCase {
+  const { inputs, float32Operands = [] } = opCase
+  return {
+    ...opCase,
+    inputs: inputs.map((x, i) => (isFloatingPoint(x.dtype) && !float32Operands.includes(i) ? x.cast(dtype) : x)),
+  }
+}
+
+function opCheck(subject: BackendSubject, dtype: DType, cases: readonly OpCase[]): Check {
+  const [{ op } = { op: '' }] = cases
+  const looksInside = itemSize(dtype) === 2 && subject.supports.dtypes.includes('float32')
   return {
     title: op,
     run: () =>
       onBackend(subject, async (bench) => {
-        const runOne: OpRunner = ({ inputs, attributes }) =>
-          bench.run(segmentOf(opGraph(op, inputs, attributes)), inputs)
         const failures: string[] = []
         for (const opCase of cases) {
-          await checkOpCase(inDType(opCase, dtype), runOne, dtype).catch((error: unknown) => {
+          await checkOn(bench, opCase, looksInside).catch((error: unknown) => {
             failures.push(`${opCase.title}: ${error instanceof Error ? error.message : error}`)
           })
         }
@@ -43,21 +78,40 @@ function opCheck(subject: BackendSubject, op: string, dtype: DType): Check {
   }
 }
 
-/** The case with floating-point operands of another dtype; what they are rounded to is what is computed with. */
-function inDType(opCase: OpCase, dtype: DType): OpCase {
-  return { ...opCase, inputs: opCase.inputs.map((x) => (isFloatingPoint(x.dtype) ? x.cast(dtype) : x)) }
+async function checkOn(bench: Bench, opCase: OpCase, looksInside: boolean): Promise<void> {
+  const runOne: OpRunner = ({ op, inputs, attributes }) => bench.run(segmentOf(opGraph(op, inputs, attributes)), inputs)
+  await checkOpCase(opCase, runOne)
+  if (looksInside) await checkRounded(bench, opCase)
 }
 
 /**
  * Compares what `run` computes with float64.
  *
- * @param dtype - whose tolerance applies to results that are not integers. @default 'float32'
- * @throws Error naming the worst index
+ * @throws Error naming the worst index, or the dtype where it is not what the operation has by its `infer` rule
  */
-export async function checkOpCase(opCase: OpCase, run: OpRunner, dtype: DType = 'float32'): Promise<void> {
+export async function checkOpCase(opCase: OpCase, run: OpRunner): Promise<void> {
   const { op, inputs, attributes } = opCase
   const expected = referenceOp(op, inputs, attributes)
-  const [first] = inputs
-  const computed = op === 'embedding' || first === undefined || isFloatingPoint(first.dtype) ? dtype : first.dtype
-  expectSame(await run(opCase), expected, { row: toleranceRow(op), dtype: computed })
+  expectSame(await run(opCase), expected, { row: toleranceRow(op), dtype: resultType(opCase).dtype })
+}
+
+/** Of the first result; all results of an operation have one dtype. */
+function resultType({ op, inputs, attributes }: OpCase): TensorType {
+  return opDefinition(op).infer(inputs, attributes)[0] as TensorType
+}
+
+/** Within a segment as well, the next operation gets numbers that the 16-bit dtype of a result has. */
+async function checkRounded(bench: Bench, opCase: OpCase): Promise<void> {
+  const { op, inputs, attributes } = opCase
+  const { dtype } = resultType(opCase)
+  if (!isFloatingPoint(dtype)) return
+  const results = await bench.run(segmentOf(castResults(opGraph(op, inputs, attributes), 'float32')), inputs)
+  for (const result of results.filter(({ data }) => data.length > 0)) {
+    try {
+      expectClose(result, result.cast(dtype), { absolute: 0 })
+    } catch (error) {
+      const message = (error as Error).message
+      throw new Error(`the next operation gets what is not rounded to ${dtype}: ${message}`, { cause: error })
+    }
+  }
 }

@@ -29,13 +29,17 @@ import { runInProcess } from './run-in-process.ts'
 
 const DEGREES = [2, 4]
 
-/** Every parallel style, at 2 and 4 ranks. */
+/** Every parallel style, at 2 and 4 ranks, in every dtype that the backend declares. */
 export function styleGroup(subject: BackendSubject): CheckGroup {
-  return { title: 'styles', checks: [...colwiseChecks(subject), ...DEGREES.flatMap((tp) => stackChecks(subject, tp))] }
+  const checks = subject.supports.dtypes.flatMap((dtype) => [
+    ...colwiseChecks(subject, dtype),
+    ...DEGREES.flatMap((tpDegree) => stackChecks(subject, dtype, tpDegree)),
+  ])
+  return { title: 'styles', checks }
 }
 
 /** An output feature depends on its own row of the weight alone, so a rank computes what one rank would. */
-function colwiseChecks(subject: BackendSubject): readonly Check[] {
+function colwiseChecks(subject: BackendSubject, dtype: DType): readonly Check[] {
   const { colwise } = subject
   const cases: readonly (readonly [string, readonly number[]])[] = [
     ['colwise', [96]],
@@ -44,14 +48,20 @@ function colwiseChecks(subject: BackendSubject): readonly Check[] {
   ]
   return cases.flatMap(([style, blocks]) =>
     DEGREES.map((tpDegree) => ({
-      title: `${style} at degree ${tpDegree}: ${colwise === 'exact' ? 'the bits' : 'the values'} of one rank`,
-      run: () => onBackend(subject, (bench) => checkColwise(bench, subject, shard(0, blocks), tpDegree)),
+      title: `${style} in ${dtype} at degree ${tpDegree}: ${colwise === 'exact' ? 'the bits' : 'the values'} of one rank`,
+      run: () =>
+        onBackend(subject, (bench) => checkColwise(bench, { colwise, dtype, placement: shard(0, blocks), tpDegree })),
     })),
   )
 }
 
-async function checkColwise(bench: Bench, subject: BackendSubject, placement: Placement, tpDegree: number) {
-  const dtype = subject.supports.dtypes[0] as DType
+interface ColwiseCase extends Pick<BackendSubject, 'colwise'> {
+  readonly dtype: DType
+  readonly placement: Placement
+  readonly tpDegree: number
+}
+
+async function checkColwise(bench: Bench, { colwise, dtype, placement, tpDegree }: ColwiseCase): Promise<void> {
   const x = normal([2, 7, 32], 1).cast(dtype)
   const weight = normal([96, 32], 2).cast(dtype)
   const product = async (rows: Tensor) => {
@@ -65,7 +75,7 @@ async function checkColwise(bench: Bench, subject: BackendSubject, placement: Pl
     // The rows of a rank are features of the result, along its last dimension.
     const features = { ...shardSlices(placement, rank, tpDegree), dim: 2 }
     const expected = shardTensor(whole, { ...placement, dim: features.dim } as Placement, rank, tpDegree)
-    if (subject.colwise === 'exact') expectClose(part.cast('float64'), expected, { absolute: 0 })
+    if (colwise === 'exact') expectClose(part.cast('float64'), expected, { absolute: 0 })
     else expectSame([part], [expected], { row: 'linear', dtype })
   }
 }
@@ -130,11 +140,10 @@ const STACKS: readonly StackCase[] = [
   },
 ]
 
-function stackChecks(subject: BackendSubject, tpDegree: number): readonly Check[] {
+function stackChecks(subject: BackendSubject, dtype: DType, tpDegree: number): readonly Check[] {
   return STACKS.map(({ title, model: create, up, down }) => ({
-    title: `${title}, at degree ${tpDegree}`,
+    title: `${title}, in ${dtype} at degree ${tpDegree}`,
     run: async () => {
-      const dtype = subject.supports.dtypes[0] as DType
       const model = create()
       const x = normal([2, 5, 16], 3).cast(dtype)
       const graph = trace('Stack', model, { x }, (traced) => ({ y: model.call(traced.x) }), dtype)

@@ -31,33 +31,33 @@ import type { BackendSubject } from './options.ts'
 /** Dtypes that checkpoints store weights in. */
 const STORED: readonly DType[] = ['float32', 'float16', 'bfloat16']
 
-/** The first dtype that a backend declares. */
-function computeDType({ supports }: BackendSubject): DType {
-  return supports.dtypes[0] as DType
-}
-
 /** Weights as models have them: loaded slices of files in any stored dtype. */
 export function weightGroups(subject: BackendSubject): readonly CheckGroup[] {
+  const { dtypes } = subject.supports
+  const ops = Object.keys(WEIGHT_OPERANDS)
   return [
-    { title: 'weights', checks: Object.keys(WEIGHT_OPERANDS).map((op) => loadedWeightsCheck(subject, op)) },
+    { title: 'weights', checks: dtypes.flatMap((dtype) => ops.map((op) => loadedWeightsCheck(subject, op, dtype))) },
     {
       title: 'shard loading',
-      checks: [...STORED.map((stored) => shardsCheck(subject, stored)), ...loadChecks(subject)],
+      checks: [
+        ...dtypes.flatMap((dtype) => STORED.map((stored) => shardsCheck(subject, stored, dtype))),
+        ...loadChecks(subject),
+      ],
     },
   ]
 }
 
-function loadedWeightsCheck(subject: BackendSubject, op: string): Check {
+function loadedWeightsCheck(subject: BackendSubject, op: string, dtype: DType): Check {
   const indices = WEIGHT_OPERANDS[op] as readonly number[]
   const cases = OP_CASES.filter((opCase) => opCase.op === op && indices.every((i) => isUsual(opCase.inputs[i]))).filter(
     ({ inputs }) => inputs.every((x) => x.data.length <= 10_000),
   )
   return {
-    title: `${op} by weights stored in ${STORED.join(', ')}`,
+    title: `${op} in ${dtype} by weights stored in ${STORED.join(', ')}`,
     run: () =>
       onBackend(subject, async (bench) => {
         for (const stored of STORED) {
-          for (const opCase of cases) await checkLoadedWeights(bench, opCase, stored, computeDType(subject))
+          for (const opCase of cases) await checkLoadedWeights(bench, opCase, stored, dtype)
         }
       }),
   }
@@ -67,7 +67,7 @@ function isUsual(operand: Tensor | undefined): boolean {
   return operand === undefined || (operand.shape.length > 0 && operand.data.length > 0)
 }
 
-/** A weight keeps the values of the file, so that only those matter: rounded to how they are stored, then computed with. */
+/** Only the values that the file has matter, rounded to what they are computed in. */
 async function checkLoadedWeights(
   bench: Bench,
   { op, title, inputs, attributes }: OpCase,
@@ -104,16 +104,16 @@ const PLACEMENTS: readonly Placement[] = [
 ]
 
 /** The slices of every rank, from a file and with a neighbour on either side, hold the values that they should. */
-function shardsCheck(subject: BackendSubject, stored: DType): Check {
+function shardsCheck(subject: BackendSubject, stored: DType, dtype: DType): Check {
   return {
-    title: `slices of a file in ${stored}: whole, rows, columns, packed`,
+    title: `slices of a file in ${stored}, for ${dtype}: whole, rows, columns, packed`,
     run: () =>
       onBackend(subject, (bench) =>
         withFile(stored, async (checkpoint, whole) => {
           for (const placement of PLACEMENTS) {
             for (const rank of [0, 1]) {
               const source = checkpoint.source('weight', shardSlices(placement, rank, 2))
-              const weight = await bench.load(source, computeDType(subject))
+              const weight = await bench.load(source, dtype)
               const expected = shardTensor(whole, placement, rank, 2)
               assert.deepEqual(weight.shape, expected.shape)
               expectClose((await bench.backend.download(weight)).cast('float64'), expected, { absolute: 0 })
@@ -145,7 +145,7 @@ async function withFile(stored: DType, body: (checkpoint: Checkpoint, whole: Ten
 }
 
 function loadChecks(subject: BackendSubject): readonly Check[] {
-  const dtype = computeDType(subject)
+  const dtype = subject.supports.dtypes[0] as DType
   const weight = normal([6, 4], 9)
   const unread = (): ShardSource => {
     const fail = () => {

@@ -46,7 +46,7 @@ async function checkGolden(outputs: Outputs | undefined, golden: ModelGolden): P
     const output = outputs?.[name]
     assert.ok(output !== undefined, `the output '${name}' is there`)
     try {
-      expectClose(output, whole, toleranceOf('golden', 'float32', whole))
+      expectClose(output, whole, golden.tolerance ?? toleranceOf('golden', 'float32', whole))
     } catch (error) {
       throw new Error(`${name}: ${(error as Error).message}`, { cause: error })
     }

@@ -1,5 +1,6 @@
 import type { ModelClass, ModelMixin, Tensor } from '@rankwise/core'
 import type { Comparable } from '../compare/comparable.ts'
+import type { Tolerance } from '../compare/expect-close.ts'
 
 /** A checkpoint of the model. */
 export interface ModelCheckpoint {
@@ -18,6 +19,8 @@ export interface ModelGolden {
   readonly name: string
   /** Outputs by name; all of them are compared. */
   readonly outputs: () => Promise<Readonly<Record<string, Tensor>>>
+  /** How far outputs may be from it. @default that of float32 against another implementation */
+  readonly tolerance?: Tolerance
 }
 
 /** What `defineModelConformance` tests. */
@@ -25,7 +28,7 @@ export interface ModelConformanceOptions<M extends ModelMixin = ModelMixin> {
   /** The class with its plan. */
   readonly model: ModelClass<M>
   readonly checkpoints: readonly ModelCheckpoint[]
-  /** Computed in float32. */
+  /** Computed in float32, unless a golden has a tolerance of its own. */
   readonly goldens: readonly ModelGolden[]
   /**
    * Runs the model on real processes: for every rank, the outputs of every golden, in their order.

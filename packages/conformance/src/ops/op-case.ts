@@ -6,6 +6,8 @@ export interface OpCase {
   readonly title: string
   readonly inputs: readonly Tensor[]
   readonly attributes: Attributes
+  /** Operands that stay float32 where the others are in a 16-bit dtype. @default none */
+  readonly float32Operands?: readonly number[]
 }
 
 /** Which operands of an operation a model gives as weights. */

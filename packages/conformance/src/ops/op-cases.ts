@@ -1,4 +1,4 @@
-import { type Attributes, type Shape, sizeOf, Tensor } from '@rankwise/core'
+import { type Attributes, DTYPES, isFloatingPoint, type Shape, sizeOf, Tensor } from '@rankwise/core'
 import type { OpCase } from './op-case.ts'
 import { between, normal, rotation } from './random.ts'
 
@@ -56,6 +56,27 @@ const elementwise = [
   opCase('sin', [between(0, 1000 * 2 * Math.PI, [10_000], 8)], {}, 'of 1000 turns'),
   opCase('cos', [between(0, 1000 * 2 * Math.PI, [10_000], 9)], {}, 'of 1000 turns'),
 ]
+
+/** Values that rounding to 16 bits is easily wrong for, as the bits of float32. */
+const ROUNDING_BITS: readonly number[] = [
+  // Ties between neighbours of bfloat16, up to the even one and down to it; then one above and below a tie.
+  0x3f808000, 0x3f818000, 0xbf808000, 0xbf818000, 0x3f808001, 0x3f807fff, 0x3f818001, 0x3f817fff,
+  // A carry into the exponent, and beyond the largest number to infinity.
+  0x3fffffff, 0x7f7f7fff, 0x7f7f8000, 0x7f7fffff, 0xff7fffff,
+  // Zeros, subnormals of float32 and of bfloat16, and the smallest normal number.
+  0x00000000, 0x80000000, 0x00000001, 0x00008000, 0x00008001, 0x00018000, 0x80018000, 0x007fffff, 0x00800000,
+  // Infinities and NaN: with all its bits in the half that is cut off, with all bits set, and with a sign.
+  0x7f800000, 0xff800000, 0x7fc00000, 0x7f800001, 0x7fffffff, 0xff800001,
+]
+
+const roundings = Tensor.float32([28], new Float32Array(Uint32Array.from(ROUNDING_BITS).buffer))
+
+const casts = DTYPES.filter(isFloatingPoint).flatMap((dtype) => [
+  opCase('cast', [roundings], { dtype }, `of what is easily rounded wrong to ${dtype}`),
+  opCase('cast', [normal([3, 33], 18, { deviation: 100 })], { dtype }, `to ${dtype}`),
+  opCase('cast', [normal([], 19)], { dtype }, `to ${dtype}`),
+  opCase('cast', [normal([2, 0], 19)], { dtype }, `to ${dtype}`),
+])
 
 const linear = [
   ...(
@@ -219,6 +240,10 @@ const attentions = [
   // Left padding under a causal mask: the padding sees nothing.
   attention({ queries: 8, heads: 4, kvHeads: 2, headDim: 8, causal: true, bias: mask([1, 1, 8, 8], (_, j) => j > 2) }),
   attention({ queries: 4, heads: 2, headDim: 4, bias: mask([1, 1, 4, 4], () => false) }),
+  {
+    ...attention({ queries: 7, keys: 9, heads: 2, headDim: 8, bias: mask([1, 1, 7, 9], (_, key) => key < 7) }),
+    float32Operands: [3],
+  },
   attention({ queries: 0, keys: 3, heads: 2, headDim: 4 }),
   attention({ queries: 3, keys: 0, heads: 2, headDim: 4 }),
   attention({ batch: 0, queries: 3, heads: 2, headDim: 4 }),
@@ -234,7 +259,11 @@ const ropes = (
   ] as const
 ).flatMap((shape) => {
   const { cos, sin } = rotation(shape[1], shape[3] / 2)
-  return [true, false].map((interleaved) => opCase('rope', [normal(shape, 70), cos, sin], { interleaved }))
+  return [true, false].flatMap((interleaved) => {
+    const inDType = opCase('rope', [normal(shape, 70), cos, sin], { interleaved })
+    const byFloat32 = { ...inDType, title: `${inDType.title} by tables in float32`, float32Operands: [1, 2] }
+    return [inDType, byFloat32]
+  })
 })
 
 interface Conv2dSizes {
@@ -273,6 +302,7 @@ const spatial = [
  */
 export const OP_CASES: readonly OpCase[] = [
   ...elementwise,
+  ...casts,
   ...linear,
   ...movement,
   ...norm,

@@ -1,6 +1,8 @@
 import {
   type Attributes,
+  type DType,
   type Graph,
+  type Node,
   opDefinition,
   partition,
   RankwiseError,
@@ -35,6 +37,19 @@ export function opGraph(
     constants: [],
     nodes: [{ op, inputs: values, attributes, outputs, path: 'module' }],
     outputs: Object.fromEntries(outputs.map((value, i) => [String(i), value])),
+  }
+}
+
+/** The graph with every result cast, by operations that follow those of the graph. */
+export function castResults(graph: Graph, dtype: DType): Graph {
+  const nodes = Object.values(graph.outputs).map((value): Node => {
+    const cast: Value = { id: -1 - value.id, kind: 'result', dtype, shape: value.shape }
+    return { op: 'cast', inputs: [value], attributes: { dtype }, outputs: [cast], path: 'cast' }
+  })
+  return {
+    ...graph,
+    nodes: [...graph.nodes, ...nodes],
+    outputs: Object.fromEntries(nodes.flatMap(({ outputs }, i) => [[String(i), outputs[0] as Value]])),
   }
 }
 

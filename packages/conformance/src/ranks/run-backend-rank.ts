@@ -1,6 +1,6 @@
-import { type Backend, initProcessGroup, RankwiseError, TensorParallelConfig } from '@rankwise/core'
-import type { BackendRankResult, BackendRankTask } from '../backend/rank-checks.ts'
-import { loadTinyGolden, TINY_DIRECTORY } from '../tiny-golden.ts'
+import { type Backend, initProcessGroup, RankwiseError, type Tensor, TensorParallelConfig } from '@rankwise/core'
+import type { BackendRankOutputs, BackendRankResult, BackendRankTask } from '../backend/rank-checks.ts'
+import { loadTinyGolden, TINY_DIRECTORY, tinyInputsIn } from '../tiny-golden.ts'
 import { type TinyInputs, TinyTransformer } from '../tiny-transformer.ts'
 import { runRank } from './run-rank.ts'
 
@@ -14,24 +14,35 @@ export interface BackendRankOptions {
 
 /** The body of the `worker` module of `defineBackendConformance`. */
 export function runBackendRank({ create, collectives = 'local' }: BackendRankOptions): void {
-  runRank(async ({ dtype }: BackendRankTask): Promise<BackendRankResult> => {
+  runRank(async ({ dtypes }: BackendRankTask): Promise<BackendRankResult> => {
     await using group = await initProcessGroup({ backend: collectives })
     await using backend = await create()
-    const inputs = Object.fromEntries(
-      Object.entries((await loadTinyGolden()).inputs).map(([name, x]) => [name, x.cast(dtype)]),
-    ) as TinyInputs
+    const { inputs: golden } = await loadTinyGolden()
     const parallelConfig = new TensorParallelConfig({ tpDegree: group.worldSize })
-    const model = await TinyTransformer.fromPretrained(TINY_DIRECTORY, { backend, dtype, parallelConfig })
-    const outputs = Object.entries(await model.run(inputs)).map(([name, { dtype: type, shape, data }]) => {
-      return [name, { dtype: type, shape, data }] as const
-    })
-    // The last run: a group that was aborted cannot be used any more.
-    const options = group.rank === 0 ? { signal: AbortSignal.abort() } : {}
-    const aborted = await model.run(inputs, options).then(
-      () => 'nothing was thrown',
-      (error: unknown) => (error instanceof RankwiseError ? error.code : String(error)),
-    )
-    await model.dispose()
-    return { outputs: Object.fromEntries(outputs), memory: backend.memory(), aborted }
+    const outputs: Record<string, BackendRankOutputs> = {}
+    let aborted = ''
+    for (const dtype of dtypes) {
+      const inputs = tinyInputsIn(golden, dtype, dtypes)
+      const model = await TinyTransformer.fromPretrained(TINY_DIRECTORY, { backend, dtype, parallelConfig })
+      outputs[dtype] = cloneable(await model.run(inputs))
+      // The last run: a group that was aborted cannot be used any more.
+      if (dtype === dtypes.at(-1)) aborted = await abortedRun(model, inputs, group.rank)
+      await model.dispose()
+    }
+    return { outputs, memory: backend.memory(), aborted }
   })
+}
+
+function cloneable(outputs: Readonly<Record<string, Tensor>>): BackendRankOutputs {
+  return Object.fromEntries(
+    Object.entries(outputs).map(([name, { dtype, shape, data }]) => [name, { dtype, shape, data }]),
+  )
+}
+
+/** The code of a run that rank 0 aborts. */
+function abortedRun(model: TinyTransformer, inputs: TinyInputs, rank: number): Promise<string> {
+  return model.run(inputs, rank === 0 ? { signal: AbortSignal.abort() } : {}).then(
+    () => 'nothing was thrown',
+    (error: unknown) => (error instanceof RankwiseError ? error.code : String(error)),
+  )
 }

@@ -1,3 +1,4 @@
+import { itemSize } from '../dtype.ts'
 import type { TensorType } from '../graph.ts'
 import { defineOp, type PlacementContext, shapeError } from '../op.ts'
 import { isShared, type Placement, partsOf, REPLICATED, type Shard } from '../placement.ts'
@@ -5,10 +6,16 @@ import { sizeOf } from '../tensor.ts'
 
 type AttentionAttributes = { scale: number; causal: boolean }
 
+/** Whether an operand has the dtype of x, or is float32 where x is 16 bits: both are computed with in float32. */
+function fitsDType({ dtype }: TensorType, x: TensorType): boolean {
+  return dtype === x.dtype || (dtype === 'float32' && itemSize(x.dtype) === 2)
+}
+
 /**
  * Scaled dot-product attention. q is `[batch, queries, heads, headDim]`, k and v are `[batch, keys, kvHeads, headDim]`
  * with `heads` a multiple of `kvHeads`; an optional bias `[batch or 1, 1, queries, keys]` is added to the scores before
- * the softmax. A query whose keys are all masked by -Infinity gives zeros, as torch's does.
+ * the softmax. q, k and v have one dtype; the bias has it too, or is float32 where they are 16 bits. A query whose keys are
+ * all masked by -Infinity gives zeros, as torch's does.
  */
 defineOp<AttentionAttributes>({
   name: 'attention',
@@ -20,13 +27,16 @@ defineOp<AttentionAttributes>({
       q.shape.length === 4 &&
       k.shape.length === 4 &&
       v.shape.length === 4 &&
+      k.dtype === q.dtype &&
+      v.dtype === q.dtype &&
       keyBatch === batch &&
       keyWidth === width &&
       (heads as number) % (kvHeads as number) === 0 &&
       v.shape.slice(0, 3).every((size, i) => size === k.shape[i])
     const biasFits =
       bias === undefined ||
-      (bias.shape.length === 4 &&
+      (fitsDType(bias, q) &&
+        bias.shape.length === 4 &&
         (bias.shape[0] === batch || bias.shape[0] === 1) &&
         bias.shape[1] === 1 &&
         bias.shape[2] === queries &&
@@ -35,7 +45,7 @@ defineOp<AttentionAttributes>({
       throw shapeError(
         'attention',
         inputs,
-        'q [b, s, h, d], k and v [b, t, g, d] with h % g = 0, bias [b or 1, 1, s, t]',
+        'q [b, s, h, d], k and v [b, t, g, d] with h % g = 0 of one dtype, bias [b or 1, 1, s, t] of that dtype or float32',
       )
     }
     return [{ dtype: q.dtype, shape: [...q.shape.slice(0, 3), v.shape[3] as number] }]
@@ -85,7 +95,8 @@ type RopeAttributes = { interleaved: boolean }
 
 /**
  * Rotary position embedding of x `[batch, tokens, heads, headDim]` by cos and sin `[tokens, headDim / 2]`. Interleaved
- * rotates the pairs (2i, 2i + 1), otherwise the pairs (i, i + headDim / 2).
+ * rotates the pairs (2i, 2i + 1), otherwise the pairs (i, i + headDim / 2). The tables have the dtype of x, or are float32
+ * where x is 16 bits, as diffusers has them.
  */
 defineOp<RopeAttributes>({
   name: 'rope',
@@ -93,10 +104,18 @@ defineOp<RopeAttributes>({
     const [x, cos, sin] = inputs as [TensorType, TensorType, TensorType]
     const fits = [cos, sin].every(
       (table) =>
-        table.shape.length === 2 && table.shape[0] === x.shape[1] && table.shape[1] === (x.shape[3] as number) / 2,
+        fitsDType(table, x) &&
+        table.dtype === cos.dtype &&
+        table.shape.length === 2 &&
+        table.shape[0] === x.shape[1] &&
+        table.shape[1] === (x.shape[3] as number) / 2,
     )
     if (x.shape.length !== 4 || !fits) {
-      throw shapeError('rope', inputs, 'x is [batch, tokens, heads, headDim], cos and sin are [tokens, headDim / 2]')
+      throw shapeError(
+        'rope',
+        inputs,
+        'x is [batch, tokens, heads, headDim], cos and sin are [tokens, headDim / 2] of its dtype or float32',
+      )
     }
     return [x]
   },

@@ -1,3 +1,4 @@
+import { DTYPES, type DType, isFloatingPoint, itemSize } from '../dtype.ts'
 import type { TensorType } from '../graph.ts'
 import { defineOp, type PlacementContext, shapeError } from '../op.ts'
 import { PARTIAL, type Placement, REPLICATED, sameBlocks, shard } from '../placement.ts'
@@ -43,6 +44,14 @@ function placeBroadcast(context: PlacementContext, placements: readonly Placemen
   return sharded
 }
 
+/**
+ * Whether summands are added up before anything is done to them, as in torch. What is in 16 bits loses bits to every
+ * operation, and summands are larger than their sum; where they stay summands, nothing is saved but the order of exchanges.
+ */
+function isSummedFirst({ outputs }: PlacementContext): boolean {
+  return itemSize(outputs[0]?.dtype ?? 'float32') === 2
+}
+
 function defineBinary(name: string, placePartial: (a: Placement, b: Placement) => Placement | undefined): void {
   defineOp({
     name,
@@ -52,7 +61,7 @@ function defineBinary(name: string, placePartial: (a: Placement, b: Placement) =
       return [{ dtype: x.dtype, shape: broadcastShape(name, x, y) }]
     },
     place(context) {
-      const partial = placePartial(context.placement(0), context.placement(1))
+      const partial = isSummedFirst(context) ? undefined : placePartial(context.placement(0), context.placement(1))
       if (partial !== undefined) return [partial]
       return [placeBroadcast(context, [context.complete(0), context.complete(1)])]
     },
@@ -73,7 +82,7 @@ function defineUnary(name: string, flopsPerElement: number, linear: boolean): vo
   defineOp({
     name,
     infer: ([x]) => [x as TensorType],
-    place: (context) => [linear ? context.placement(0) : context.complete(0)],
+    place: (context) => [linear && !isSummedFirst(context) ? context.placement(0) : context.complete(0)],
     cost: (_inputs, [output]) => ({ flops: flopsPerElement * sizeOf((output as TensorType).shape) }),
   })
 }
@@ -85,3 +94,19 @@ defineUnary('add_scalar', 1, false)
 defineUnary('silu', 6, false)
 defineUnary('sin', 4, false)
 defineUnary('cos', 4, false)
+
+type CastAttributes = { dtype: DType }
+
+/** The same values in another floating-point dtype, rounded to nearest even: not linear, as rounded parts do not sum up. */
+defineOp<CastAttributes>({
+  name: 'cast',
+  infer([x], { dtype }) {
+    const input = x as TensorType
+    if (!isFloatingPoint(input.dtype) || !DTYPES.includes(dtype) || !isFloatingPoint(dtype)) {
+      throw shapeError('cast', [input], `from one floating-point dtype to another, not to ${dtype}`)
+    }
+    return [{ dtype, shape: input.shape }]
+  },
+  place: (context) => [context.complete(0)],
+  cost: () => ({ flops: 0 }),
+})

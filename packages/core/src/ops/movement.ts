@@ -24,6 +24,7 @@ type ReshapeAttributes = { shape: readonly number[] }
 /** The same elements under another shape. */
 defineOp<ReshapeAttributes>({
   name: 'reshape',
+  movesOnly: true,
   infer([x], { shape }) {
     const input = x as TensorType
     if (!areSizes(shape) || sizeOf(input.shape) !== sizeOf(shape)) {
@@ -85,6 +86,7 @@ type TransposeAttributes = { permutation: readonly number[] }
 /** Dimension `i` of the result is dimension `permutation[i]` of the input. */
 defineOp<TransposeAttributes>({
   name: 'transpose',
+  movesOnly: true,
   infer([x], { permutation }) {
     const input = x as TensorType
     const sorted = [...permutation].sort((a, b) => a - b)
@@ -106,6 +108,7 @@ type SplitAttributes = { dim: number; sizes: readonly number[] }
 /** Consecutive pieces along one dimension. */
 defineOp<SplitAttributes>({
   name: 'split',
+  movesOnly: true,
   infer([x], { dim, sizes }) {
     const input = x as TensorType
     if (!areSizes(sizes) || sizes.reduce((sum, size) => sum + size, 0) !== input.shape[dim]) {
@@ -164,6 +167,7 @@ type ConcatAttributes = { dim: number }
 /** Joins values along one dimension. */
 defineOp<ConcatAttributes>({
   name: 'concat',
+  movesOnly: true,
   infer(inputs, { dim }) {
     const [first] = inputs
     const fits = inputs.every(
@@ -216,6 +220,7 @@ type LocalSliceAttributes = { dim: number; starts: readonly number[]; ends: read
  */
 defineOp<ShardAttributes>({
   name: 'shard',
+  movesOnly: true,
   infer: ([x]) => [x as TensorType],
   place(context) {
     const { dim, blocks } = context.attributes

@@ -29,8 +29,9 @@ function defineNorm(name: string, flopsPerElement: number): void {
     infer(inputs) {
       const [x, ...weights] = inputs
       const width = x?.shape.at(-1)
-      if (x === undefined || width === undefined || weights.some((w) => w.shape.length !== 1 || w.shape[0] !== width)) {
-        throw shapeError(name, inputs, 'weight and bias have the size of the last dimension')
+      const fits = weights.every((w) => w.dtype === x?.dtype && w.shape.length === 1 && w.shape[0] === width)
+      if (x === undefined || width === undefined || !fits) {
+        throw shapeError(name, inputs, 'weight and bias have the size of the last dimension, and the dtype of x')
       }
       return [x]
     },
@@ -62,11 +63,12 @@ defineOp<GroupNormAttributes>({
   infer(inputs, { groups }) {
     const [x, weight, bias] = inputs as [TensorType, TensorType, TensorType]
     const channels = x.shape[1] ?? 0
-    if (x.shape.length !== 4 || channels % groups !== 0 || weight.shape[0] !== channels || bias.shape[0] !== channels) {
+    const fits = [weight, bias].every(({ dtype, shape }) => dtype === x.dtype && shape[0] === channels)
+    if (x.shape.length !== 4 || channels % groups !== 0 || !fits) {
       throw shapeError(
         'group_norm',
         inputs,
-        `x is [batch, channels, height, width] with channels in ${groups} equal groups`,
+        `x is [batch, channels, height, width] with channels in ${groups} equal groups, weight and bias of its dtype`,
       )
     }
     return [x]

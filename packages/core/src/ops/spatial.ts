@@ -16,8 +16,15 @@ defineOp<Conv2dAttributes>({
     const [batch, channels, height, width] = x.shape as [number, number, number, number]
     const [out, input, kernelHeight, kernelWidth] = weight.shape as [number, number, number, number]
     const [top, bottom, left, right] = padding as [number, number, number, number]
-    if (x.shape.length !== 4 || weight.shape.length !== 4 || input !== channels || bias.shape[0] !== out) {
-      throw shapeError('conv2d', inputs, 'x is [batch, in, h, w], weight [out, in, kh, kw], bias [out]')
+    const isOneDType = inputs.every(({ dtype }) => dtype === x.dtype)
+    if (
+      !isOneDType ||
+      x.shape.length !== 4 ||
+      weight.shape.length !== 4 ||
+      input !== channels ||
+      bias.shape[0] !== out
+    ) {
+      throw shapeError('conv2d', inputs, 'x is [batch, in, h, w], weight [out, in, kh, kw], bias [out], of one dtype')
     }
     const shape = [
       batch,
@@ -40,6 +47,7 @@ type UpsampleAttributes = { scale: number }
 /** Repeats every pixel of x `[batch, channels, height, width]` `scale` times in both directions. */
 defineOp<UpsampleAttributes>({
   name: 'upsample_nearest2d',
+  movesOnly: true,
   infer([x], { scale }) {
     const input = x as TensorType
     const [batch, channels, height, width] = input.shape as [number, number, number, number]

@@ -1,3 +1,4 @@
+import type { DType } from '../dtype.ts'
 import { type Shape, Tensor } from '../tensor.ts'
 import type { Float64Tensor } from './kernel.ts'
 import { offsetsOf } from './strides.ts'
@@ -37,6 +38,11 @@ export function sin(_attributes: object, x: Float64Tensor): readonly Float64Tens
 
 export function cos(_attributes: object, x: Float64Tensor): readonly Float64Tensor[] {
   return [map(x, Math.cos)]
+}
+
+/** Values of float64 that `dtype` has. */
+export function cast({ dtype }: { readonly dtype: DType }, x: Float64Tensor): readonly Float64Tensor[] {
+  return [dtype === 'float64' ? x.clone() : x.cast(dtype).cast('float64')]
 }
 
 function map(x: Float64Tensor, f: (element: number) => number): Float64Tensor {

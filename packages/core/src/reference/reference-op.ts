@@ -2,7 +2,7 @@ import { RankwiseError } from '../errors.ts'
 import type { Attributes } from '../graph.ts'
 import type { Tensor } from '../tensor.ts'
 import { attention, rope } from './attention.ts'
-import { add, addScalar, cos, div, mul, mulScalar, silu, sin, sub } from './elementwise.ts'
+import { add, addScalar, cast, cos, div, mul, mulScalar, silu, sin, sub } from './elementwise.ts'
 import type { Float64Tensor, ReferenceKernel } from './kernel.ts'
 import { embedding, linear } from './linear.ts'
 import { concat, reshape, shard, split, transpose } from './movement.ts'
@@ -20,6 +20,7 @@ const KERNELS: Readonly<Record<string, ReferenceKernel>> = {
   silu,
   sin,
   cos,
+  cast,
   linear,
   embedding,
   reshape,

@@ -1,5 +1,7 @@
-import { attention, Linear, Module, RMSNorm, rope, type TracedTensor } from '@rankwise/core'
+import { attention, Linear, Module, type TracedTensor } from '@rankwise/core'
 import type { DecoderConfig } from './config.ts'
+import { DecoderRMSNorm } from './rms-norm.ts'
+import { rotate } from './rotate.ts'
 
 /** What all layers share and the host computes from the number of tokens and their mask. */
 export interface AttentionContext {
@@ -17,8 +19,8 @@ export class DecoderAttention extends Module {
   readonly k_proj: Linear
   readonly v_proj: Linear
   readonly o_proj: Linear
-  readonly q_norm: RMSNorm | undefined
-  readonly k_norm: RMSNorm | undefined
+  readonly q_norm: DecoderRMSNorm | undefined
+  readonly k_norm: DecoderRMSNorm | undefined
   readonly #config: DecoderConfig
 
   constructor(config: DecoderConfig) {
@@ -40,16 +42,16 @@ export class DecoderAttention extends Module {
     const q = this.q_proj.call(x).unflatten(-1, [numAttentionHeads, headDim])
     const k = this.k_proj.call(x).unflatten(-1, [numKeyValueHeads, headDim])
     const v = this.v_proj.call(x).unflatten(-1, [numKeyValueHeads, headDim])
-    const rotate = (heads: TracedTensor) => rope(heads, cos, sin, { interleaved: false })
-    const attended = attention(rotate(normalize(q, this.q_norm)), rotate(normalize(k, this.k_norm)), v, { bias })
+    const [queries, keys] = [normalize(q, this.q_norm), normalize(k, this.k_norm)]
+    const attended = attention(rotate(queries, cos, sin), rotate(keys, cos, sin), v, { bias })
     return this.o_proj.call(attended.flatten(2, 3))
   }
 }
 
-function headNorm({ normalizesHeads, headDim, rmsNormEps }: DecoderConfig): RMSNorm | undefined {
-  return normalizesHeads ? new RMSNorm(headDim, { eps: rmsNormEps }) : undefined
+function headNorm({ normalizesHeads, headDim, rmsNormEps }: DecoderConfig): DecoderRMSNorm | undefined {
+  return normalizesHeads ? new DecoderRMSNorm(headDim, rmsNormEps) : undefined
 }
 
-function normalize(heads: TracedTensor, norm: RMSNorm | undefined): TracedTensor {
+function normalize(heads: TracedTensor, norm: DecoderRMSNorm | undefined): TracedTensor {
   return norm === undefined ? heads : norm.call(heads)
 }

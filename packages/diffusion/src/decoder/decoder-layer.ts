@@ -1,6 +1,7 @@
-import { Linear, Module, RMSNorm, type TracedTensor } from '@rankwise/core'
+import { Linear, Module, type TracedTensor } from '@rankwise/core'
 import { type AttentionContext, DecoderAttention } from './attention.ts'
 import type { DecoderConfig } from './config.ts'
+import { DecoderRMSNorm } from './rms-norm.ts'
 
 /** Feed-forward with a SiLU gate (Shazeer 2020, arXiv:2002.05202). */
 export class DecoderMLP extends Module {
@@ -25,15 +26,15 @@ export class DecoderMLP extends Module {
 export class DecoderLayer extends Module {
   readonly self_attn: DecoderAttention
   readonly mlp: DecoderMLP
-  readonly input_layernorm: RMSNorm
-  readonly post_attention_layernorm: RMSNorm
+  readonly input_layernorm: DecoderRMSNorm
+  readonly post_attention_layernorm: DecoderRMSNorm
 
   constructor(config: DecoderConfig) {
     super()
     this.self_attn = new DecoderAttention(config)
     this.mlp = new DecoderMLP(config)
-    this.input_layernorm = new RMSNorm(config.hiddenSize, { eps: config.rmsNormEps })
-    this.post_attention_layernorm = new RMSNorm(config.hiddenSize, { eps: config.rmsNormEps })
+    this.input_layernorm = new DecoderRMSNorm(config.hiddenSize, config.rmsNormEps)
+    this.post_attention_layernorm = new DecoderRMSNorm(config.hiddenSize, config.rmsNormEps)
   }
 
   /** `[batch, tokens, hiddenSize]` to the same. */

@@ -11,13 +11,15 @@ import {
 } from '@rankwise/core'
 import { ReferenceBackend } from '@rankwise/core/reference'
 import { runRank } from '@rankwise/fixtures'
-import { Flux2KleinPipeline, Flux2Transformer2DModel } from '../../src/index.ts'
+import { Flux2KleinPipeline, Flux2Transformer2DModel, type TextEncoderPlacement } from '../../src/index.ts'
 
 /** One load. Lists have an entry for every rank. */
 export interface LoadScenario {
   readonly type: 'transformer' | 'pipeline'
   /** Folders, or an id on the hub. */
   readonly places: readonly string[]
+  /** Of a pipeline. @default 'replicated' */
+  readonly textEncoderPlacement?: TextEncoderPlacement
   readonly hubs?: readonly FromHubOptions[]
   /** @default the size of the group */
   readonly degrees?: readonly number[]
@@ -56,7 +58,7 @@ class SlowBackend extends ReferenceBackend {
 runRank(async (scenarios: readonly LoadScenario[]): Promise<readonly LoadEnd[]> => {
   await using group = await initProcessGroup({ backend: 'local' })
   const ends: LoadEnd[] = []
-  for (const { type, places, hubs, degrees, delays, aborts } of scenarios) {
+  for (const { type, places, textEncoderPlacement = 'replicated', hubs, degrees, delays, aborts } of scenarios) {
     await using backend = new SlowBackend(delays[group.rank] ?? 0)
     const abortAfter = aborts?.[group.rank]
     const signal = abortAfter === undefined ? {} : { signal: AbortSignal.timeout(abortAfter) }
@@ -71,7 +73,7 @@ runRank(async (scenarios: readonly LoadScenario[]): Promise<readonly LoadEnd[]> 
     }
     const loading: Promise<unknown> =
       type === 'pipeline'
-        ? Flux2KleinPipeline.fromPretrained(place, options)
+        ? Flux2KleinPipeline.fromPretrained(place, { ...options, textEncoderPlacement })
         : Flux2Transformer2DModel.fromPretrained(place, options)
     const error = await loading.then(
       () => undefined,

@@ -5,10 +5,13 @@ import { Generator } from '@rankwise/diffusion'
 import { runRank } from '@rankwise/fixtures'
 import {
   type AnyFlux2Pipeline,
+  type DenoisingStep,
   Flux2KleinKVPipeline,
   type Flux2KleinOptions,
   Flux2KleinPipeline,
   Flux2Pipeline,
+  Flux2Transformer2DModel,
+  type PipelineDType,
   type TextEncoderPlacement,
 } from '../../src/index.ts'
 import { goldenImages } from '../golden-images.ts'
@@ -24,12 +27,25 @@ export interface PipelineRun {
   readonly seed: number
   readonly isDistilled?: boolean
   readonly textEncoderPlacement?: TextEncoderPlacement
+  /** @default 'float32' */
+  readonly dtype?: PipelineDType
   readonly options: Flux2KleinOptions<'image'>
+}
+
+/** A tensor as it arrives at the test. */
+export type SentTensor = Pick<Tensor, 'dtype' | 'shape' | 'data'>
+
+export interface Forward {
+  readonly timestep: SentTensor
+  readonly promptEmbeds: SentTensor
+  readonly sample: SentTensor
 }
 
 export interface PipelineResult {
   /** Packed latents after every step. */
-  readonly latents: readonly Float32Array[]
+  readonly latents: readonly SentTensor[]
+  /** What the transformer was called with, and what it gave: by step, but for steps that take or leave a cache. */
+  readonly forwards: readonly Forward[]
   /** RGB bytes. */
   readonly image: Uint8Array
   /** Bytes of the largest buffer that reading each transformer weight took. */
@@ -43,8 +59,8 @@ function lastPipeline(load: Load): Load & AsyncDisposable {
   let last: { readonly key: string; readonly pipeline: AnyFlux2Pipeline } | undefined
   const dispose = async () => last?.pipeline.dispose()
   const get = async (run: PipelineRun) => {
-    const { type, directory, isDistilled, textEncoderPlacement } = run
-    const key = JSON.stringify([type, directory, isDistilled, textEncoderPlacement])
+    const { type, directory, isDistilled, textEncoderPlacement, dtype } = run
+    const key = JSON.stringify([type, directory, isDistilled, textEncoderPlacement, dtype])
     if (last?.key === key) return last.pipeline
     await dispose()
     last = undefined
@@ -54,6 +70,25 @@ function lastPipeline(load: Load): Load & AsyncDisposable {
   return Object.assign(get, { [Symbol.asyncDispose]: dispose })
 }
 
+function sent({ dtype, shape, data }: Tensor): SentTensor {
+  return { dtype, shape, data }
+}
+
+/** The forwards of a transformer from here on, until the next call. */
+function recordForwards(transformer: Flux2Transformer2DModel): readonly Forward[] {
+  const forwards: Forward[] = []
+  transformer.run = async (inputs, options) => {
+    const sample = await Flux2Transformer2DModel.prototype.run.call(transformer, inputs, options)
+    forwards.push({
+      timestep: sent(inputs.timestep),
+      promptEmbeds: sent(inputs.encoderHiddenStates),
+      sample: sent(sample),
+    })
+    return sample
+  }
+  return forwards
+}
+
 /** Runs pipelines on this rank; the test hears of every step. */
 runRank(async (runs: readonly PipelineRun[], ready): Promise<readonly PipelineResult[]> => {
   await using group = await initProcessGroup({ backend: 'local' })
@@ -61,7 +96,8 @@ runRank(async (runs: readonly PipelineRun[], ready): Promise<readonly PipelineRe
   const parallelConfig = new TensorParallelConfig({ tpDegree: group.worldSize })
   await using pipelineOf = lastPipeline((run) => {
     const { type = 'Flux2KleinPipeline', directory, isDistilled, textEncoderPlacement = 'replicated' } = run
-    const overrides = { textEncoderPlacement, ...(isDistilled === undefined ? {} : { isDistilled }) }
+    const { dtype = 'float32' } = run
+    const overrides = { dtype, textEncoderPlacement, ...(isDistilled === undefined ? {} : { isDistilled }) }
     return CLASSES[type].fromPretrained(directory, { backend, parallelConfig, ...overrides })
   })
   const results: PipelineResult[] = []
@@ -69,16 +105,18 @@ runRank(async (runs: readonly PipelineRun[], ready): Promise<readonly PipelineRe
     const { references, seed, options } = run
     const pipeline = await pipelineOf(run)
     const image = references === undefined ? {} : { image: await goldenImages(...references) }
-    const latents: Float32Array[] = []
-    const keep = (step: { readonly latents: Tensor<'float32'> }) => {
+    const latents: SentTensor[] = []
+    const keep = (step: DenoisingStep) => {
       ready()
-      latents.push(step.latents.data)
+      latents.push(sent(step.latents))
       return undefined
     }
+    const forwards = recordForwards(pipeline.transformer)
     const generator = new Generator().manualSeed(seed)
     const output = await pipeline.generate<'image'>({ ...options, ...image, generator, callbackOnStepEnd: keep })
     results.push({
       latents,
+      forwards,
       image: output.images[0].data,
       largestBuffers: new Map(pipeline.transformer.loadReport.largestBuffers),
     })

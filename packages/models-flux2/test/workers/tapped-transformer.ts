@@ -1,6 +1,6 @@
 import '@rankwise/collectives-local'
 import { ort } from '@rankwise/backend-ort'
-import { initProcessGroup, type Tensor, TensorParallelConfig } from '@rankwise/core'
+import { type DType, initProcessGroup, type Tensor, TensorParallelConfig } from '@rankwise/core'
 import { loadGolden, referencePath, runRank } from '@rankwise/fixtures'
 import { transformerInputs } from '../golden-inputs.ts'
 import { TappedTransformer } from '../tapped-transformer.ts'
@@ -9,6 +9,8 @@ export interface TappedRun {
   /** Folder of the checkpoint, which has a `transformer`. */
   readonly checkpoint: string
   readonly golden: string
+  /** @default 'float32' */
+  readonly dtype?: DType | undefined
 }
 
 export type Taps = Readonly<Record<string, Tensor['data']>>
@@ -19,15 +21,18 @@ runRank(async (runs: readonly TappedRun[]): Promise<readonly Taps[]> => {
   await using backend = await ort({ device: 'cpu', threads: 1 })
   const parallelConfig = new TensorParallelConfig({ tpDegree: group.worldSize })
   const results: Taps[] = []
-  for (const { checkpoint, golden } of runs) {
+  for (const { checkpoint, golden, dtype = 'float32' } of runs) {
     const directory = referencePath(checkpoint)
     await using model = await TappedTransformer.fromPretrained(directory, {
       subfolder: 'transformer',
       backend,
+      dtype,
       parallelConfig,
     })
     const outputs = await model.taps(transformerInputs(await loadGolden(golden), model.config.guidanceEmbeds))
-    results.push(Object.fromEntries(Object.entries(outputs).map(([name, { data }]) => [name, data])))
+    results.push(
+      Object.fromEntries(Object.entries(outputs).map(([name, output]) => [name, output.cast('float32').data])),
+    )
   }
   return results
 })
