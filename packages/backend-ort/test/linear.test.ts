@@ -1,0 +1,81 @@
+import { segmentOf } from '@rankwise/conformance'
+import { Linear, Module, type TensorType, type TracedTensor, trace } from '@rankwise/core'
+import { describe, expect, it } from 'vitest'
+import { lowerSegment } from '../src/lowering/lower-segment.ts'
+import type { OnnxModel } from '../src/onnx/model.ts'
+import type { GraphTarget } from '../src/onnx/onnx-builder.ts'
+import type { WeightStorage } from '../src/weight-storage.ts'
+
+const WIDTH = 1024
+const X: TensorType = { dtype: 'float32', shape: [2, WIDTH] }
+const CAPI: GraphTarget = { halfInputs: 'floats', hasLinear: true }
+
+/** Three projections of one size, packed, of which the first is joined with the product of the others. */
+class Packed extends Module {
+  readonly qkv = new Linear(WIDTH, 3 * WIDTH, { bias: false })
+
+  override forward(x: TracedTensor): TracedTensor {
+    const [q, k, v] = this.qkv.call(x).chunk(3, -1) as [TracedTensor, TracedTensor, TracedTensor]
+    return q.add(k.mul(v))
+  }
+}
+
+function lowered(storage: WeightStorage, target: GraphTarget): OnnxModel {
+  const model = new Packed()
+  const segment = segmentOf(trace('packed', model, { x: X }, ({ x }) => ({ y: model.call(x) })))
+  return lowerSegment(segment, [storage], { target }).model
+}
+
+const operatorsOf = ({ nodes }: OnnxModel) =>
+  nodes.map(({ domain, opType }) => (domain === '' ? opType : `${domain}.${opType}`))
+
+describe('a projection by a weight in bfloat16', () => {
+  it('reads it as it is, in parts that are split without a copy', () => {
+    const model = lowered({ dtype: 'bfloat16', pieces: [3 * WIDTH] }, CAPI)
+    expect(operatorsOf(model)).toEqual(['rankwise.Linear', 'rankwise.Linear', 'rankwise.Linear', 'Mul', 'Add'])
+    expect(model.inputs.map(({ dtype, shape }) => [dtype, shape])).toEqual([
+      ['float32', [2, WIDTH]],
+      ['bfloat16', [WIDTH, WIDTH]],
+      ['bfloat16', [WIDTH, WIDTH]],
+      ['bfloat16', [WIDTH, WIDTH]],
+    ])
+    expect(model.values.map(({ shape }) => shape)).toEqual([
+      [2, WIDTH],
+      [2, WIDTH],
+      [2, WIDTH],
+    ])
+  })
+
+  it('takes short pieces one by one', () => {
+    const model = lowered({ dtype: 'bfloat16', pieces: [WIDTH, 100, 2 * WIDTH - 100] }, CAPI)
+    // What is longer than the weight is wide is cut evenly.
+    expect(model.inputs.slice(1).map(({ shape }) => shape[0])).toEqual([WIDTH, 100, 976, 972])
+  })
+
+  it.each<{ what: string; storage: WeightStorage; target: GraphTarget; dtype: string }>([
+    {
+      what: 'where that is float16',
+      storage: { dtype: 'float16', pieces: [3 * WIDTH] },
+      target: CAPI,
+      dtype: 'float16',
+    },
+    {
+      what: 'on an engine without the operator',
+      storage: { dtype: 'bfloat16', pieces: [3 * WIDTH] },
+      target: { halfInputs: 'floats', hasLinear: false },
+      dtype: 'bfloat16',
+    },
+    {
+      what: 'on the Node.js binding',
+      storage: { dtype: 'bfloat16', pieces: [3 * WIDTH] },
+      target: { halfInputs: 'bits', hasLinear: false },
+      dtype: 'uint16',
+    },
+  ])('casts it first $what', ({ storage, target, dtype }) => {
+    const model = lowered(storage, target)
+    expect(operatorsOf(model)).toContain('Cast')
+    expect(operatorsOf(model).includes('BitCast')).toBe(dtype === 'uint16')
+    expect(operatorsOf(model)).not.toContain('rankwise.Linear')
+    expect(new Set(model.inputs.slice(1).map((input) => input.dtype))).toEqual(new Set([dtype]))
+  })
+})
