@@ -1,4 +1,4 @@
-import { GraphExecutor, Module, partition, Tensor, trace } from '@rankwise/core'
+import { GraphExecutor, Module, partition, Tensor, type TracedTensor, trace } from '@rankwise/core'
 import { ReferenceBackend } from '@rankwise/core/reference'
 import { expect, it } from 'vitest'
 import { rotate } from '../src/decoder/rotate.ts'
@@ -10,13 +10,21 @@ const ROTATED = [0.1123046875, -0.208984375, -0.138671875, 1.28125, -0.4140625, 
 const bfloat16 = (shape: readonly number[], values: readonly number[]) =>
   Tensor.float32(shape, Float32Array.from(values)).cast('bfloat16')
 
+class Rotation extends Module {
+  override forward(x: TracedTensor, cos: TracedTensor, sin: TracedTensor): TracedTensor {
+    return rotate(x, cos, sin)
+  }
+}
+
 it('rotates in bfloat16 as transformers does, which rounds both products', async () => {
   const inputs = {
     x: bfloat16([1, 1, 2, 4], X),
     cos: bfloat16([1, 2], [0.890625, 0.62109375]),
     sin: bfloat16([1, 2], [0.45703125, -0.78125]),
   }
-  const graph = trace('rotate', new Module(), inputs, ({ x, cos, sin }) => ({ y: rotate(x, cos, sin) }), 'bfloat16')
+  const rotation = new Rotation()
+  const forward = ({ x, cos, sin }: Record<keyof typeof inputs, TracedTensor>) => ({ y: rotation.call(x, cos, sin) })
+  const graph = trace('rotate', rotation, inputs, forward, 'bfloat16')
   await using backend = new ReferenceBackend()
   const options = { backend, collectives: undefined, weights: new Map() }
   const executor = await GraphExecutor.compile(partition(graph, new Map(), 1), options)
