@@ -16,7 +16,11 @@ const ROWS: Readonly<Record<Exclude<ProfileCategory, 'stage'>, number>> = {
 
 const ROW_NAMES = ['', 'runs', 'segments and collectives']
 
-/** @param ranks - the events of every rank, in rank order; the ranks of one machine have one clock */
+/**
+ * A trace with a process for every rank.
+ *
+ * @param ranks - the events of every rank, in rank order; the ranks of one machine have one clock
+ */
 export function chromeTrace(ranks: readonly (readonly ProfileEvent[])[]): ChromeTrace {
   const traceEvents = ranks.flatMap((events, rank) => [
     metadata(rank, 'process_name', { name: `rank ${rank}` }),
