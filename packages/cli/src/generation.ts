@@ -1,6 +1,5 @@
 import type { LocalGroup } from '@rankwise/collectives-local'
 import '@rankwise/collectives-local'
-import { writeFile } from 'node:fs/promises'
 import {
   type Backend,
   chromeTrace,
@@ -23,6 +22,7 @@ import {
 } from '@rankwise/models-flux2'
 import { AnonymousMemory } from './anonymous-memory.ts'
 import { createBackend } from './backends.ts'
+import { writeTrace } from './output-files.ts'
 import { createProgress, silentProgress } from './progress.ts'
 import type { GenerationSummary, RankWeights } from './summary.ts'
 
@@ -110,7 +110,7 @@ async function reportProfile(
 ): Promise<GenerationSummary['profile']> {
   profiler.stop()
   const ranks = await gatherProfile(profiler.events, collectives)
-  if (rank === 0 && trace !== undefined) await writeFile(trace, JSON.stringify(chromeTrace(ranks)))
+  if (rank === 0 && trace !== undefined) await writeTrace(trace, chromeTrace(ranks))
   return profile ? ranks.map(profileSummary) : undefined
 }
 

@@ -46,10 +46,11 @@ const COMPONENTS: ReadonlyMap<string, ComponentName> = new Map([
 
 /** `bfloat16` for all models, or `vae=float32` for one; may be given several times. */
 export function dtypes(text: string, before: NamedDTypes = {}): NamedDTypes {
-  const [value = '', component] = text.split('=', 2).reverse()
+  const at = text.indexOf('=')
+  const [component, value] = at < 0 ? [undefined, text] : [text.slice(0, at), text.slice(at + 1)]
   const name = component === undefined ? 'default' : COMPONENTS.get(component)
   if (name === undefined) {
-    throw new InvalidArgumentError(`There is no model ${component}, only ${[...COMPONENTS.keys()].join(', ')}.`)
+    throw new InvalidArgumentError(`There is no model '${component}', only ${[...COMPONENTS.keys()].join(', ')}.`)
   }
   if (!DTYPES.includes(value)) throw new InvalidArgumentError(`It is ${DTYPES.join(' or ')}, or that of a model.`)
   if (before[name] !== undefined)

@@ -1,4 +1,5 @@
-import { mkdtemp, readdir, readFile, rm } from 'node:fs/promises'
+import { existsSync } from 'node:fs'
+import { mkdir, mkdtemp, readdir, readFile, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
@@ -192,6 +193,7 @@ describe('rankwise generate', () => {
     ['a seed that is none', ['generate', '--seed', '1.5'], /--seed.*integer/],
     ['a dtype that is none', ['generate', '--dtype', 'bf16'], /--dtype.*float32 or bfloat16/],
     ['a dtype of no model', ['generate', '--dtype', 'scheduler=float32'], /--dtype.*text-encoder/],
+    ['a dtype with more behind it', ['generate', '--dtype', 'vae=float32=x'], /--dtype.*float32 or bfloat16/],
     ['two dtypes', ['generate', '--dtype', 'vae=float32', '--dtype', 'vae=bfloat16'], /--dtype.*twice for vae/],
     ['no steps', ['generate', '--steps', '0'], /--steps.*at least 1/],
     ['an unknown option', ['generate', '--sharpness', '3'], /unknown option '--sharpness'/],
@@ -204,10 +206,38 @@ describe('rankwise generate', () => {
   it.each([
     ['another format', 'a.jpg', 'OUTPUT_FORMAT'],
     ['a folder that is not there', join('missing', 'a.png'), 'OUTPUT_FOLDER'],
+    ['a place that has a folder', 'taken.png', 'OUTPUT_FILE'],
   ])('refuses an output in %s before it loads anything', async (_name, out, code) => {
+    await mkdir(join(folder, 'taken.png'), { recursive: true })
     const result = await rankwise('generate', '--out', join(folder, out))
     expect(result).toMatchObject({ code: 1, stdout: '' })
     expect(result.stderr).toMatch(new RegExp(`^\\[${code}\\]`))
+  })
+
+  it.each([
+    ['a folder that is not there', join('missing', 'trace.json'), 'OUTPUT_FOLDER'],
+    ['a place that has a folder', '.', 'OUTPUT_FILE'],
+    ['the file of the picture', join('.', 'both.png'), 'OPTION_CONFLICT'],
+  ])('refuses a trace in %s before it loads anything', async (_name, trace, code) => {
+    const result = await rankwise('generate', '--out', join(folder, 'both.png'), '--trace', join(folder, trace))
+    expect(result).toMatchObject({ code: 1, stdout: '' })
+    expect(result.stderr).toMatch(new RegExp(`^\\[${code}\\]`))
+  })
+
+  it('refuses a trace that has no name', async () => {
+    const result = await rankwise('generate', '--out', join(folder, 'none.png'), '--trace', '')
+    expect(result).toMatchObject({ code: 1, stdout: '' })
+    expect(result.stderr).toMatch(/^\[OUTPUT_FILE\]/)
+  })
+
+  it.runIf(existsSync('/dev/full'))('says which trace cannot be written', async () => {
+    const out = join(folder, 'untraced.png')
+    const { code, stderr } = await rankwise('generate', '--steps', '1', '--out', out, '--trace', '/dev/full')
+    expect(code).toBe(1)
+    expect(stderr).toMatch(/^\[TRACE_WRITE\] \/dev\/full/m)
+    expect(stderr).not.toContain('    at ')
+    // The picture is there by then.
+    expect((await picture(out)).length).toBeGreaterThan(0)
   })
 
   it('draws with one pipeline, not with two', async () => {

@@ -6,28 +6,39 @@ import type { BrokenBackend, Create } from './broken-backends.ts'
 /** What mutants of bfloat16 declare. */
 const WITH_BFLOAT16: Capabilities = { dtypes: ['float32', 'bfloat16'] }
 
+/** Rounds float32 to bfloat16 by another rule on its bits, after operations; casts round by themselves. */
+class OperationRounding extends ReferenceBackend {
+  override readonly supports: Capabilities = WITH_BFLOAT16
+  readonly #round: (bits: number) => number
+
+  constructor(round: (bits: number) => number) {
+    super()
+    this.#round = round
+  }
+
+  protected override rounded(result: Tensor<'float64'>, dtype: DType): Tensor<'float64'> {
+    if (dtype !== 'bfloat16') return result
+    const words = new Uint32Array(result.cast('float32').clone().data.buffer)
+    return new Tensor('bfloat16', result.shape, Uint16Array.from(words, this.#round)).cast('float64')
+  }
+}
+
 /** Rounds float32 to bfloat16 by another rule on its bits, wherever that is done. */
 function rounding(round: (bits: number) => number): Create {
   const isCast = ({ op, attributes }: Node) => op === 'cast' && attributes.dtype === 'bfloat16'
-  class Rounding extends ReferenceBackend {
-    override readonly supports: Capabilities = WITH_BFLOAT16
-
+  class Rounding extends OperationRounding {
     protected override runSegment(segment: Segment, values: HostValues): readonly Tensor[] {
-      // A cast rounds by itself; a product by 1 leaves that to `rounded`.
+      // A product by 1 leaves rounding to `rounded`.
       const uncast = (node: Node) => (isCast(node) ? { ...node, op: 'mul_scalar', attributes: { value: 1 } } : node)
       return super.runSegment({ ...segment, nodes: segment.nodes.map(uncast) }, values)
     }
-
-    protected override rounded(result: Tensor<'float64'>, dtype: DType): Tensor<'float64'> {
-      if (dtype !== 'bfloat16') return result
-      const words = new Uint32Array(result.cast('float32').clone().data.buffer)
-      return new Tensor('bfloat16', result.shape, Uint16Array.from(words, round)).cast('float64')
-    }
   }
-  return () => new Rounding()
+  return () => new Rounding(round)
 }
 
 const toEven = (bits: number) => (isNaNBits(bits) ? 0x7fc0 : (bits + 0x7fff + ((bits >>> 16) & 1)) >>> 16)
+const awayFromZero = (bits: number) => (isNaNBits(bits) ? 0x7fc0 : (bits + 0x8000) >>> 16)
+const toZero = (bits: number) => (isNaNBits(bits) ? 0x7fc0 : (bits + 0x7fff) >>> 16)
 const isNaNBits = (bits: number) => (bits & 0x7fffffff) > 0x7f800000
 
 /** Rounds where a segment ends, and not after every operation in it. */
@@ -60,8 +71,10 @@ const MUTANTS: readonly (readonly [what: string, group: string, create: Create])
   ['bfloat16 is given as float32', OPS_BFLOAT16, () => new Float32Results()],
   ['bfloat16 is cut off', OPS_BFLOAT16, rounding((bits) => bits >>> 16)],
   ['a cast to bfloat16 cuts off', OPS_FLOAT32, rounding((bits) => bits >>> 16)],
-  ['ties go away from zero', OPS_FLOAT32, rounding((bits) => (isNaNBits(bits) ? 0x7fc0 : (bits + 0x8000) >>> 16))],
-  ['ties go to zero', OPS_FLOAT32, rounding((bits) => (isNaNBits(bits) ? 0x7fc0 : (bits + 0x7fff) >>> 16))],
+  ['ties go away from zero', OPS_FLOAT32, rounding(awayFromZero)],
+  ['ties go to zero', OPS_FLOAT32, rounding(toZero)],
+  ['ties of operations alone go away from zero', OPS_BFLOAT16, () => new OperationRounding(awayFromZero)],
+  ['ties of operations alone go to zero', OPS_BFLOAT16, () => new OperationRounding(toZero)],
   ['NaN is rounded like a number', OPS_FLOAT32, rounding((bits) => (bits + 0x7fff + ((bits >>> 16) & 1)) >>> 16)],
   ['subnormal numbers become 0', OPS_FLOAT32, rounding((bits) => ((bits & 0x7f800000) === 0 ? 0 : toEven(bits)))],
   ['the largest numbers do not become infinite', OPS_FLOAT32, rounding((bits) => withoutOverflow(bits, toEven(bits)))],

@@ -29,14 +29,16 @@ interface DTypeOptions extends Readonly<Partial<Record<ComponentName, unknown>>>
 /** @throws RankwiseError `OPTION_UNKNOWN`, `OPTION_INVALID`, `OPTION_CONFLICT`, `DTYPE_UNSUPPORTED` */
 export function checkDTypes({ backend, dtype, ...given }: DTypeOptions): void {
   if (dtype === undefined) return
-  if (typeof dtype === 'object' && dtype !== null) {
+  if (typeof dtype === 'object' && dtype !== null && !Array.isArray(dtype)) {
     checkOptionNames('dtype', dtype, [...COMPONENTS, 'default'])
     for (const [name, value] of Object.entries(dtype)) checkDType(`dtype.${name}`, value)
     for (const name of COMPONENTS) if (dtype[name] !== undefined && given[name] !== undefined) throw alreadyLoaded(name)
   } else {
     checkDType('dtype', dtype)
   }
-  for (const name of COMPONENTS) if (given[name] === undefined) requireSupport(backend, name, dtypeOf(name, dtype))
+  const missing = COMPONENTS.filter((name) => given[name] === undefined)
+  if (missing.length === 0) throw nothingToLoad()
+  for (const name of missing) requireSupport(backend, name, dtypeOf(name, dtype))
 }
 
 function checkDType(where: string, value: unknown): void {
@@ -56,6 +58,14 @@ function requireSupport(backend: Partial<Backend> | undefined, component: Compon
     where: `dtype of the ${component}`,
     actual: { dtype, supported },
     rule: 'dtype is one that the backend computes in; weights stored in another are cast after slicing',
+  })
+}
+
+function nothingToLoad(): RankwiseError {
+  return new RankwiseError('OPTION_CONFLICT', 'all models are loaded already', {
+    where: 'dtype',
+    rule: 'dtype is that of models which are loaded here',
+    remedy: 'pass dtype to the fromPretrained of each model',
   })
 }
 

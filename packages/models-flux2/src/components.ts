@@ -66,7 +66,8 @@ export interface Flux2FromPretrainedOptions extends Partial<Flux2Components>, Fr
   readonly lowMemory?: boolean
   /**
    * What the models compute in, whatever the checkpoint stores: one dtype, or `{ default, transformer, textEncoder, vae }`.
-   * Noise and latents are in that of the transformer, and are cast where they go to another model.
+   * Noise and latents are in that of the transformer, and are cast where they go to another model. Models that are given
+   * keep theirs; where all are given, it is `OPTION_CONFLICT`.
    *
    * @default 'float32', also for models that an object does not name, where it has no `default`
    */

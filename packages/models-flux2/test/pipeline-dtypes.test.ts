@@ -53,6 +53,8 @@ describe('dtype of a pipeline', () => {
   it.each([
     ['bf16', 'OPTION_INVALID', 'dtype'],
     [null, 'OPTION_INVALID', 'dtype'],
+    [[], 'OPTION_INVALID', 'dtype'],
+    [['bfloat16'], 'OPTION_INVALID', 'dtype'],
     [{ vae: 16 }, 'OPTION_INVALID', 'dtype.vae'],
     ['float16', 'DTYPE_UNSUPPORTED', 'dtype'],
     [{ transformer: 'float64' }, 'DTYPE_UNSUPPORTED', 'dtype.transformer'],
@@ -73,6 +75,12 @@ describe('dtype of a pipeline', () => {
   it('is not said of a model that is given', async () => {
     const { vae } = bfloat16
     await refused({ vae, dtype: { vae: 'bfloat16' } }).toMatchObject({ code: 'OPTION_CONFLICT', where: 'dtype.vae' })
+  })
+
+  it.each(['bfloat16', { default: 'bfloat16' }])('is not said where all models are given: %o', async (dtype) => {
+    const { transformer, textEncoder, vae } = bfloat16
+    const given = { transformer, textEncoder, vae, dtype }
+    await refused(given).toMatchObject({ code: 'OPTION_CONFLICT', where: 'dtype' })
   })
 
   it.each<[ComponentDTypes | undefined, readonly string[]]>([

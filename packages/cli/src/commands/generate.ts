@@ -1,6 +1,4 @@
-import { constants } from 'node:fs'
-import { access, realpath } from 'node:fs/promises'
-import { dirname, resolve } from 'node:path'
+import { realpath } from 'node:fs/promises'
 import { checkPlan, RankwiseError } from '@rankwise/core'
 import { callOptions, directory as demoDirectory } from '@rankwise/demo-flux2'
 import { Image } from '@rankwise/diffusion'
@@ -9,6 +7,7 @@ import { Command, Option } from 'commander'
 import { BACKEND_NAMES } from '../backends.ts'
 import { type GenerationRequest, generate } from '../generation.ts'
 import { launch } from '../launcher.ts'
+import { requireOutputs } from '../output-files.ts'
 import { collect, dtypes, finiteNumber, integer, type NamedDTypes, seed } from '../parse-options.ts'
 import { formatSummary } from '../summary.ts'
 import { makeSyntheticPipeline, SYNTHETIC_NAMES } from '../synthetic.ts'
@@ -77,8 +76,7 @@ export function generateCommand(): Command {
 
 async function run(pipeline: string | undefined, options: GenerateOptions): Promise<void> {
   const request = await requestOf(pipeline, options)
-  await requirePicture(request.out)
-  if (request.trace !== undefined) await requireWritable(request.trace)
+  await requireOutputs(request)
   await requireReadable(options.image ?? [])
   if (process.env.RANK === undefined && options.tp > 1) {
     await checkDegree(request)
@@ -134,22 +132,6 @@ async function directoryOf(pipeline: string | undefined, { synthetic }: Generate
 async function isDemo(directory: string): Promise<boolean> {
   const [given, demo] = await Promise.all([directory, demoDirectory].map((path) => realpath(path).catch(() => path)))
   return given === demo
-}
-
-/** @throws RankwiseError `OUTPUT_FORMAT`, `OUTPUT_FOLDER` */
-async function requirePicture(out: string): Promise<void> {
-  if (!out.toLowerCase().endsWith('.png')) {
-    throw new RankwiseError('OUTPUT_FORMAT', 'pictures are written as PNG', { where: out, rule: '--out ends in .png' })
-  }
-  await requireWritable(out)
-}
-
-/** Refuses an output before minutes are spent on it. @throws RankwiseError `OUTPUT_FOLDER` */
-async function requireWritable(out: string): Promise<void> {
-  const folder = dirname(resolve(out))
-  await access(folder, constants.W_OK).catch((cause: unknown) => {
-    throw new RankwiseError('OUTPUT_FOLDER', 'nothing can be written there', { where: folder, cause })
-  })
 }
 
 /** Refuses reference images before a model is loaded. @throws RankwiseError `IMAGE_READ`, `IMAGE_FORMAT`, `IMAGE_TOO_LARGE` */

@@ -17,7 +17,7 @@ const ROWS: Readonly<Record<Exclude<ProfileCategory, 'stage'>, number>> = {
 const ROW_NAMES = ['', 'runs', 'segments and collectives']
 
 /**
- * What every rank did, each as a process of its own.
+ * A trace with a process for every rank.
  *
  * @param ranks - the events of every rank, in rank order; the ranks of one machine have one clock
  */
