@@ -35,18 +35,20 @@ export interface Job extends StepCase {
   readonly folder: string
   readonly warmUp: Limit
   readonly timed: Limit
+  /** Steps after those that count, in which the event loop is looked at; of Rankwise only. */
+  readonly watched: Limit
   /** File that gets a trace of the steps that count; of Rankwise only. */
   readonly trace?: string | undefined
 }
 
-/** What a rank says of the steps that count. */
+/** What a rank says of its steps. */
 export interface StepReport {
-  /** Seconds of every step. */
+  /** Seconds of every step that counts. */
   readonly seconds: readonly number[]
-  /** Seconds in all-reduces, of all steps together; null where the engine does not tell. */
+  /** Seconds in all-reduces, of all these steps together; null where the engine does not tell. */
   readonly allReduceSeconds: number | null
   /** Bytes of the weights that the rank read into memory of its own; null where the engine does not tell. */
   readonly readBytes: number | null
-  /** Longest time for which the event loop was held, in milliseconds; null where there is none. */
+  /** Longest time for which the event loop was held in the steps after them, in milliseconds; null where there is none. */
   readonly eventLoopMilliseconds: number | null
 }

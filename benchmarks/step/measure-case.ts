@@ -7,6 +7,8 @@ import { type Row, rowOf } from './row.ts'
 /** A warm-up compiles, and lets allocators grow. */
 const WARM_UP = { seconds: 1, most: 2 }
 
+const WATCHED = { seconds: 5, most: 2 }
+
 /** How a case is measured. */
 export interface CaseOptions {
   readonly engines: readonly Engine[]
@@ -44,6 +46,7 @@ export async function measureCase(stepCase: StepCase, options: CaseOptions): Pro
         folder,
         warmUp: WARM_UP,
         timed: { seconds: 60, most: steps },
+        watched: WATCHED,
         trace: engine === contestants[0]?.engine ? trace : undefined,
       }
       rounds.push(await measureStep(engine.command(job), stepCase.tp, signal))
