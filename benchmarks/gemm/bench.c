@@ -83,7 +83,7 @@ static void require_product(const char *name) {
       uint32_t bits = (uint32_t)((const uint16_t *)gemm.w)[column * gemm.k + p] << 16;
       float weight;
       memcpy(&weight, &bits, sizeof weight);
-      double term = (double)gemm.x[row * gemm.k + p] * weight;
+      double term = (double)gemm.x->data[row * gemm.k + p] * weight;
       sum += term;
       magnitude += term < 0 ? -term : term;
     }
@@ -128,11 +128,12 @@ int main(int count, char **arguments) {
   gemm = (gemm_t){.m = numbers[0], .n = numbers[1], .k = numbers[2]};
   threads = numbers[3];
   repeats = numbers[4];
-  gemm.x_stride = gemm.w_stride = gemm.k;
+  gemm.w_stride = gemm.k;
   gemm.y_stride = gemm.n;
   copies = WEIGHT_BYTES / (gemm.n * gemm.k * 2) + 1;
   float *x = allocate(gemm.m * gemm.k * sizeof *x);
-  gemm.x = x;
+  gemm_part_t whole = {x, gemm.k, gemm.k};
+  gemm.x = &whole;
   gemm.y = allocate(gemm.m * gemm.n * sizeof *gemm.y);
   weights = allocate(copies * gemm.n * gemm.k * 2);
   for (size_t i = 0; i < gemm.m * gemm.k; i++) x[i] = (float)(i * 7919 % 1001) / 1000 - 0.5f;

@@ -242,6 +242,21 @@ static const char *next_panel(const gemm_t *gemm, block_t block, const char *w, 
   return NULL;
 }
 
+// Elements of a row of x from `start` on.
+static void copy_row(const gemm_t *gemm, size_t row, size_t start, size_t count, float *copy) {
+  for (const gemm_part_t *part = gemm->x; count > 0; part++) {
+    if (start >= part->columns) {
+      start -= part->columns;
+      continue;
+    }
+    size_t length = smaller(count, part->columns - start);
+    memcpy(copy, part->data + row * part->stride + start, length * sizeof *copy);
+    copy += length;
+    count -= length;
+    start = 0;
+  }
+}
+
 // Multiplies a block of w with all rows of the tile. The first rows are multiplied with a panel as soon as it is
 // packed; where there are no others, the next panel takes its place.
 static void multiply_block(const gemm_t *gemm, const gemm_tile_t *tile, block_t block, float *x, float *panels) {
@@ -252,9 +267,7 @@ static void multiply_block(const gemm_t *gemm, const gemm_tile_t *tile, block_t 
   for (size_t strip = 0; strip < strips; strip++) {
     size_t row = tile->row + rows * strip / strips;
     size_t count = tile->row + rows * (strip + 1) / strips - row;
-    for (size_t r = 0; r < count; r++) {
-      memcpy(x + r * PITCH, gemm->x + (row + r) * gemm->x_stride + block.start, block.depth * sizeof *x);
-    }
+    for (size_t r = 0; r < count; r++) copy_row(gemm, row + r, block.start, block.depth, x + r * PITCH);
     for (size_t j = 0; j < block.columns; j += PANEL) {
       float *panel = strips == 1 ? panels : panels + j * DEPTH;
       size_t columns = block.columns - j;

@@ -6,13 +6,19 @@
 
 #include <stddef.h>
 
+// Columns of x that lie together.
+typedef struct {
+  const float *data;
+  size_t columns;
+  size_t stride;
+} gemm_part_t;
+
 // All matrices are row-major. A stride is the distance of two rows in elements, at least the length of a row. Any
 // number may be 0. Nothing outside of the rows is read or written. `y` must not overlap the others, and need not be
 // initialised.
 typedef struct {
   size_t m, n, k;
-  const float *x;
-  size_t x_stride;
+  const gemm_part_t *x;  // side by side, as many as have k columns
   const void *w;  // at any address, also an odd one
   size_t w_stride;
   float *y;
@@ -26,7 +32,7 @@ typedef struct {
 } gemm_tile_t;
 
 // Computes one tile. An element of y depends on its row of x and its row of w only: bits are the same for every tile
-// that it is part of, every m and n, and every number of threads. Tiles that do not overlap may be computed at the same
+// that it is part of, every m and n, every number of threads and all parts that x may be in. Tiles that do not overlap may be computed at the same
 // time. `scratch` belongs to this call while it runs and has GEMM_SCRATCH_BYTES.
 typedef void gemm_kernel_t(const gemm_t *gemm, const gemm_tile_t *tile, void *scratch);
 

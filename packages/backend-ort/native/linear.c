@@ -10,6 +10,9 @@
 
 enum { MOST_DIMENSIONS = 8 };
 
+// Of the inputs: the weight comes before the parts of x.
+enum { FIRST_PART = 1 };
+
 // The operator on some number of threads, in a list of those that were asked for.
 typedef struct linear {
   OrtCustomOp op;
@@ -98,13 +101,29 @@ static OrtStatus *output(OrtKernelContext *context, const shape_t *shape, float 
   return status;
 }
 
-static OrtStatus *multiply(void *kernel, OrtKernelContext *context) {
+// Adds a value to what is beside it in x, whose last size counts the columns until then.
+static OrtStatus *add_part(const OrtKernelContext *context, size_t index, shape_t *x, gemm_part_t *part) {
+  shape_t shape;
+  const void *data;
+  OrtStatus *status = input(context, index, &shape, &data);
+  if (status != NULL) return status;
+  const size_t last = shape.rank - 1;
+  size_t columns = (size_t)shape.sizes[last];
+  *part = (gemm_part_t){data, columns, columns};
+  if (index == FIRST_PART) *x = shape;
+  else if (shape.rank != x->rank || memcmp(shape.sizes, x->sizes, last * sizeof *shape.sizes) != 0) {
+    return runtime_ort()->CreateStatus(ORT_INVALID_ARGUMENT, "Linear takes parts of x with equally many rows");
+  } else x->sizes[last] += shape.sizes[last];
+  return NULL;
+}
+
+// y = x @ w^T, where x is in `count` parts.
+static OrtStatus *multiply_parts(const linear_t *linear, OrtKernelContext *context, gemm_part_t *parts, size_t count) {
   const ort_t *ort = runtime_ort();
-  const linear_t *linear = kernel;
   shape_t x, w;
-  const void *x_data, *w_data;
-  OrtStatus *status = input(context, 0, &x, &x_data);
-  if (status == NULL) status = input(context, 1, &w, &w_data);
+  const void *w_data;
+  OrtStatus *status = input(context, 0, &w, &w_data);
+  for (size_t i = 0; status == NULL && i < count; i++) status = add_part(context, FIRST_PART + i, &x, parts + i);
   if (status != NULL) return status;
   int64_t *columns = x.sizes + x.rank - 1;
   if (w.rank != 2 || w.sizes[1] != *columns) {
@@ -117,7 +136,7 @@ static OrtStatus *multiply(void *kernel, OrtKernelContext *context) {
   status = output(context, &x, &y_data);
   if (status != NULL) return status;
   product_t product = {
-      .gemm = {m, n, k, .x = x_data, .x_stride = k, .w = w_data, .w_stride = k, .y = y_data, .y_stride = n},
+      .gemm = {m, n, k, .x = parts, .w = w_data, .w_stride = k, .y = y_data, .y_stride = n},
       .workers = linear->threads,
       .kernel = fastest().kernel,
   };
@@ -128,15 +147,32 @@ static OrtStatus *multiply(void *kernel, OrtKernelContext *context) {
   return ort->CreateStatus(ORT_FAIL, "Linear: out of memory");
 }
 
+static OrtStatus *multiply(void *kernel, OrtKernelContext *context) {
+  size_t inputs = 0;
+  OrtStatus *status = runtime_ort()->KernelContext_GetInputCount(context, &inputs);
+  if (status != NULL) return status;
+  size_t count = inputs - FIRST_PART;
+  gemm_part_t *parts = malloc(count * sizeof *parts);
+  if (parts == NULL) return runtime_ort()->CreateStatus(ORT_FAIL, "Linear: out of memory");
+  status = multiply_parts(kernel, context, parts, count);
+  free(parts);
+  return status;
+}
+
 static const char *get_name(const OrtCustomOp *op) { return (void)op, "Linear"; }
 static const char *get_provider(const OrtCustomOp *op) { return (void)op, NULL; }
 static int get_input_type(const OrtCustomOp *op, size_t index) {
-  return (void)op, index == 0 ? ORT_ELEMENT_FLOAT : ORT_ELEMENT_BFLOAT16;
+  return (void)op, index == 0 ? ORT_ELEMENT_BFLOAT16 : ORT_ELEMENT_FLOAT;
 }
 static size_t get_input_count(const OrtCustomOp *op) { return (void)op, 2; }
 static int get_output_type(const OrtCustomOp *op, size_t index) { return (void)op, (void)index, ORT_ELEMENT_FLOAT; }
 static size_t get_output_count(const OrtCustomOp *op) { return (void)op, 1; }
-static int get_characteristic(const OrtCustomOp *op, size_t index) { return (void)op, (void)index, ORT_REQUIRED; }
+static int get_input_characteristic(const OrtCustomOp *op, size_t index) {
+  return (void)op, index == 0 ? ORT_REQUIRED : ORT_VARIADIC;
+}
+static int get_output_characteristic(const OrtCustomOp *op, size_t index) { return (void)op, (void)index, ORT_REQUIRED; }
+static int get_least_parts(const OrtCustomOp *op) { return (void)op, 1; }
+static int get_parts_are_alike(const OrtCustomOp *op) { return (void)op, 1; }
 static int get_memory_type(const OrtCustomOp *op, size_t index) { return (void)op, (void)index, ORT_MEMORY_DEFAULT; }
 static int get_first_version(const OrtCustomOp *op) { return (void)op, 1; }
 static int get_last_version(const OrtCustomOp *op) { return (void)op, INT32_MAX; }
@@ -161,9 +197,11 @@ static char *add_domain(linear_t *linear) {
       .GetOutputType = get_output_type,
       .GetOutputTypeCount = get_output_count,
       .KernelDestroy = destroy_kernel,
-      .GetInputCharacteristic = get_characteristic,
-      .GetOutputCharacteristic = get_characteristic,
+      .GetInputCharacteristic = get_input_characteristic,
+      .GetOutputCharacteristic = get_output_characteristic,
       .GetInputMemoryType = get_memory_type,
+      .GetVariadicInputMinArity = get_least_parts,
+      .GetVariadicInputHomogeneity = get_parts_are_alike,
       .CreateKernelV2 = create_kernel,
       .KernelComputeV2 = multiply,
       .GetStartVersion = get_first_version,

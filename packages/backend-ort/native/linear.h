@@ -1,4 +1,5 @@
-// The operator Linear of the domain 'rankwise': y = x @ w^T for x in float32 [..., k] and w in bfloat16 [n, k].
+// The operator Linear of the domain 'rankwise': y = x @ w^T for w in bfloat16 [n, k] and x in float32 [..., k], which may
+// be several values side by side: they come after w.
 #pragma once
 #include "runtime.h"
 

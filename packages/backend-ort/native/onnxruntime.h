@@ -27,7 +27,7 @@ enum { ORT_OPTIMIZE_BASIC = 1 };
 enum { ORT_ARENA = 1 };
 enum { ORT_MEMORY_DEFAULT = 0 };
 enum { ORT_FAIL = 1, ORT_INVALID_ARGUMENT = 2 };
-enum { ORT_REQUIRED = 0 };
+enum { ORT_REQUIRED = 0, ORT_VARIADIC = 2 };
 // As TensorProto.DataType of onnx.proto numbers them.
 enum { ORT_ELEMENT_FLOAT = 1, ORT_ELEMENT_BFLOAT16 = 16 };
 
@@ -91,6 +91,7 @@ struct OrtCustomOp {
   FUNCTION(62, OrtStatus *, GetDimensions, (const OrtTensorTypeAndShapeInfo *, int64_t *sizes, size_t count))          \
   FUNCTION(65, OrtStatus *, GetTensorTypeAndShape, (const OrtValue *, OrtTensorTypeAndShapeInfo **))                   \
   FUNCTION(69, OrtStatus *, CreateCpuMemoryInfo, (int allocator_type, int memory_type, OrtMemoryInfo **))             \
+  FUNCTION(88, OrtStatus *, KernelContext_GetInputCount, (const OrtKernelContext *, size_t *count))                     \
   FUNCTION(90, OrtStatus *, KernelContext_GetInput, (const OrtKernelContext *, size_t index, const OrtValue **))       \
   FUNCTION(91, OrtStatus *, KernelContext_GetOutput,                                                                   \
            (OrtKernelContext *, size_t index, const int64_t *sizes, size_t count, OrtValue **))                        \

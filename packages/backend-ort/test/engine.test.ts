@@ -194,7 +194,7 @@ capi('memory of results', () => {
     const onnx = new OnnxBuilder(engine.target)
     const x = onnx.input({ name: 'x', dtype: 'float32', shape: [2, 3] })
     const weight = onnx.input({ name: 'weight', dtype: 'bfloat16', shape: [4, 5] })
-    const y = onnx.within('projection', () => onnx.op('rankwise.Linear', [x, weight]))
+    const y = onnx.within('projection', () => onnx.op('rankwise.Linear', [weight, x]))
     const session = await engine.createSession(onnx.build('wide', [{ name: y, dtype: 'float32', shape: [2, 4] }]))
     const running = session.run([Tensor.zeros('float32', [2, 3]), Tensor.zeros('bfloat16', [4, 5])])
     const message = expect.stringContaining('as many columns as its input has')

@@ -9,8 +9,11 @@ const MUTANTS: readonly (readonly [what: string, from: string, to: string])[] = 
   ['leaves out the last block of k', 'while (block.start < gemm->k)', 'while (block.start + DEPTH < gemm->k)'],
   ['forgets what was summed before', 'gemm->y_stride, block.start > 0,', 'gemm->y_stride, 0,'],
   ['adds to what y was before', 'gemm->y_stride, block.start > 0,', 'gemm->y_stride, 1,'],
-  ['multiplies every block with the first of x', '* gemm->x_stride + block.start,', '* gemm->x_stride,'],
-  ['takes one row of x for all of a strip', '(row + r) * gemm->x_stride', 'row * gemm->x_stride'],
+  ['multiplies every block with the first of x', 'row + r, block.start, block.depth', 'row + r, 0, block.depth'],
+  ['takes one row of x for all of a strip', 'copy_row(gemm, row + r,', 'copy_row(gemm, row,'],
+  ['goes on within the first part of x', 'part->columns - start);', 'count);'],
+  ['skips as many columns of every part of x', '    start = 0;\n', ''],
+  ['takes the stride of the first part of x for all', 'row * part->stride', 'row * gemm->x->stride'],
   ['leaves out the last row of a strip', '(strip + 1) / strips - row', '(strip + 1) / strips - row - 1'],
   ['starts a panel one row of w too late', 'pack_panel(w + j * stride', 'pack_panel(w + (j + (j > 0)) * stride'],
   ['takes the length of a row of w for its stride', 'stride = gemm->w_stride * 2;', 'stride = gemm->k * 2;'],
@@ -37,6 +40,7 @@ const CASES: readonly (readonly [Sizes, Placement])[] = [
   [dense(31, 96, 259), {}],
   [dense(5, 33, 520), { odd: true, atEnd: false }],
   [dense(600, 2100, 3), {}],
+  [strided(7, 40, 600), { parts: [300, 0, 1, 299] }],
 ]
 
 function firstFailure(library: GemmLibrary, variant: string): string | undefined {

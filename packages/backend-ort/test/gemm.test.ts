@@ -144,6 +144,19 @@ describe.skipIf(NO_COMPILER !== undefined)('the matrix multiply of backend-ort',
     })
   })
 
+  it('gives the same bits however x is in parts', () => {
+    const cuts = fc.array(fc.oneof(fc.nat(3), fc.nat(300)), { minLength: 1, maxLength: 6 })
+    const [variant = ''] = loaded.variants
+    fc.assert(
+      fc.property(cuts, fc.boolean(), fc.nat(1e6), (parts, atEnd, seed) => {
+        const k = parts.reduce((sum, columns) => sum + columns, 0)
+        const given = randomMatrices({ ...dense(29, 40, k), xStride: k + 3 }, seed)
+        expect(product(loaded, variant, given, { parts, atEnd, tiles: 2 })).toEqual(product(loaded, variant, given))
+      }),
+      { numRuns: 40 },
+    )
+  })
+
   it('gives the same bits with every instruction set that has fused multiply-add', () => {
     const given = randomMatrices(dense(31, 100, 1000), 9)
     const fused = loaded.variants.filter((variant) => variant !== 'baseline')

@@ -1,5 +1,5 @@
 import { segmentOf } from '@rankwise/conformance'
-import { Linear, Module, type TensorType, type TracedTensor, trace } from '@rankwise/core'
+import { concat, Linear, Module, type TensorType, type TracedTensor, trace } from '@rankwise/core'
 import { describe, expect, it } from 'vitest'
 import { lowerSegment } from '../src/lowering/lower-segment.ts'
 import type { OnnxModel } from '../src/onnx/model.ts'
@@ -20,10 +20,24 @@ class Packed extends Module {
   }
 }
 
+/** A gated MLP whose input goes beside it into the last projection. */
+class Gated extends Module {
+  readonly linear_in = new Linear(WIDTH, 4 * WIDTH, { bias: false })
+  readonly linear_out = new Linear(3 * WIDTH, WIDTH, { bias: false })
+
+  override forward(x: TracedTensor): TracedTensor {
+    const [gate, up] = this.linear_in.call(x).chunk(2, -1) as [TracedTensor, TracedTensor]
+    return this.linear_out.call(concat([x, gate.silu().mul(up)], -1))
+  }
+}
+
 function lowered(storage: WeightStorage, target: GraphTarget): OnnxModel {
-  const model = new Packed()
-  const segment = segmentOf(trace('packed', model, { x: X }, ({ x }) => ({ y: model.call(x) })))
-  return lowerSegment(segment, [storage], { target }).model
+  return lower(new Packed(), [storage], target)
+}
+
+function lower(model: Packed | Gated, storages: readonly WeightStorage[], target: GraphTarget): OnnxModel {
+  const segment = segmentOf(trace('projection', model, { x: X }, ({ x }) => ({ y: model.call(x) })))
+  return lowerSegment(segment, storages, { target }).model
 }
 
 const operatorsOf = ({ nodes }: OnnxModel) =>
@@ -44,6 +58,14 @@ describe('a projection by a weight in bfloat16', () => {
       [2, WIDTH],
       [2, WIDTH],
     ])
+  })
+
+  it('takes its input in parts, which what is between projections leaves as they are', () => {
+    const storages = [4 * WIDTH, WIDTH].map((rows): WeightStorage => ({ dtype: 'bfloat16', pieces: [rows] }))
+    const model = lower(new Gated(), storages, CAPI)
+    const between = ['com.microsoft.QuickGelu', 'com.microsoft.QuickGelu', 'Mul', 'Mul']
+    expect(operatorsOf(model)).toEqual([...Array(4).fill('rankwise.Linear'), ...between, 'rankwise.Linear'])
+    expect(model.nodes.at(-1)?.inputs).toHaveLength(4)
   })
 
   it('takes short pieces one by one', () => {

@@ -9,8 +9,8 @@ const X = [0, 1, -2.5, 65_536]
 /** The bits of 1, 2, -0.5 and 2^-16 as bfloat16. */
 const SCALE = [0x3f80, 0x4000, 0xbf00, 0x3780]
 const PRODUCT = [0, 2, 1.25, 1]
-/** X as rows of 2, by SCALE as rows of 2. */
-const LINEAR = [2, 2 ** -16, 131_069.5, 2.25]
+/** X as columns of 2 each, by SCALE as rows of 2. */
+const LINEAR = [-5, -2.5 * 2 ** -16, 131_073, 0.5]
 
 /**
  * Loads, runs and unloads a graph, and has one refused and one fail: every function of the C API that an engine uses has
@@ -45,13 +45,15 @@ async function productProblem(engine: Engine): Promise<string | undefined> {
   return valuesProblem(PRODUCT, await run(engine, model, inputs))
 }
 
-/** The operator of our own. */
+/** The operator of our own, on what is in two parts. */
 async function linearProblem(engine: Engine): Promise<string | undefined> {
   const onnx = new OnnxBuilder(engine.target)
-  const x = onnx.input({ name: 'x', dtype: 'float32', shape: [2, 2] })
+  const left = onnx.input({ name: 'left', dtype: 'float32', shape: [2, 1] })
+  const right = onnx.input({ name: 'right', dtype: 'float32', shape: [2, 1] })
   const weight = onnx.input({ name: 'weight', dtype: 'bfloat16', shape: [2, 2] })
-  const y = onnx.op('rankwise.Linear', [x, weight])
-  const inputs = [Tensor.float32([2, 2], X), new Tensor('bfloat16', [2, 2], Uint16Array.from(SCALE))]
+  const y = onnx.op('rankwise.Linear', [weight, left, right])
+  const parts = [Tensor.float32([2, 1], X.slice(0, 2)), Tensor.float32([2, 1], X.slice(2))]
+  const inputs = [...parts, new Tensor('bfloat16', [2, 2], Uint16Array.from(SCALE))]
   const model = onnx.build('linear', [{ name: y, dtype: 'float32', shape: [2, 2] }])
   return valuesProblem(LINEAR, await run(engine, model, inputs))
 }

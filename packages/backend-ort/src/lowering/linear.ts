@@ -22,8 +22,9 @@ const LEAST_CUT_ROWS = 1024
 function multiplyStored(onnx: OnnxBuilder, x: Operand, weight: Operand): Parts {
   const width = weight.shape[1] as number
   const tiles = weight.storedTiles?.(Math.max(width, LEAST_CUT_ROWS))
+  const columns = x.parts.dim === x.shape.length - 1 ? x.parts.parts.map((part) => part.name) : [x.name]
   const multiply = ({ name, size }: Part): Part => {
-    const result = onnx.op('rankwise.Linear', [x.name, name])
+    const result = onnx.op('rankwise.Linear', [name, ...columns])
     return { name: onnx.declare({ name: result, dtype: 'float32', shape: x.shape.with(-1, size) }), size }
   }
   return { dim: x.shape.length - 1, parts: tiles?.parts.map(multiply) ?? [] }

@@ -49,18 +49,18 @@ function slice(onnx: OnnxBuilder, x: string, dim: number, start: number, end: nu
   return onnx.op('Slice', [x, onnx.integers([start]), onnx.integers([end]), onnx.integers([dim])])
 }
 
+/** Joined where something needs it whole. */
 function concat(
-  { onnx, attributes }: LoweringContext<{ readonly dim: number }>,
+  { attributes: { dim } }: LoweringContext<{ readonly dim: number }>,
   ...inputs: readonly Operand[]
-): readonly string[] {
+): readonly Parts[] {
   const filled = inputs.filter(({ shape }) => sizeOf(shape) > 0)
-  return [
-    onnx.op(
-      'Concat',
-      filled.map(({ name }) => name),
-      { axis: { i: attributes.dim } },
-    ),
-  ]
+  return [{ dim, parts: filled.flatMap((input) => partsAlong(input, dim)) }]
+}
+
+function partsAlong(operand: Operand, dim: number): readonly Part[] {
+  if (operand.parts.dim === dim) return operand.parts.parts
+  return [{ name: operand.name, size: operand.shape[dim] as number }]
 }
 
 type ShardAttributes = { readonly dim: number; readonly starts: readonly number[]; readonly ends: readonly number[] }

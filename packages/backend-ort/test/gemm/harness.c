@@ -103,32 +103,49 @@ static size_t extent(size_t rows, size_t columns, size_t stride) {
   return rows == 0 ? 0 : (rows - 1) * stride + columns;
 }
 
-// `tiles`: four numbers each, or NULL for those of gemm_tiles with `count` workers.
-int harness_multiply(int variant, const uint32_t *sizes, const float *x, const uint16_t *w, float *y, int odd,
-                     int at_end, const uint32_t *tiles, uint32_t count) {
+// Columns of x beside pages of their own. The last part has rows at the distance that x has beyond k.
+static int guard_parts(guarded_t *guarded, gemm_part_t *parts, const float *x, const uint32_t *sizes,
+                       const uint32_t *columns, size_t count, int at_end) {
+  size_t m = sizes[0], k = sizes[2], x_stride = sizes[3], first = 0;
+  for (size_t i = 0; i < count; i++) {
+    size_t stride = columns[i] + (i + 1 == count ? x_stride - k : 0);
+    if (!guard(&guarded[i], extent(m, columns[i], stride) * sizeof *x, 0, at_end)) return 0;
+    float *data = (float *)guarded[i].data;
+    for (size_t row = 0; columns[i] > 0 && row < m; row++) {
+      memcpy(data + row * stride, x + row * x_stride + first, columns[i] * sizeof *x);
+    }
+    parts[i] = (gemm_part_t){data, columns[i], stride};
+    first += columns[i];
+  }
+  return 1;
+}
+
+// `columns`: of the parts of x. `tiles`: four numbers each, or NULL for those of gemm_tiles with `count` workers.
+int harness_multiply(int variant, const uint32_t *sizes, const float *x, const uint32_t *columns, uint32_t part_count,
+                     const uint16_t *w, float *y, int odd, int at_end, const uint32_t *tiles, uint32_t count) {
   gemm_variant_t variants[MAX_GEMM_VARIANTS];
   if (variant >= gemm_variants(variants)) return NO_VARIANT;
   gemm_t gemm = {.m = sizes[0], .n = sizes[1], .k = sizes[2]};
-  gemm.x_stride = sizes[3];
   gemm.w_stride = sizes[4];
   gemm.y_stride = sizes[5];
-  size_t x_bytes = extent(gemm.m, gemm.k, gemm.x_stride) * sizeof *x;
   size_t w_bytes = extent(gemm.n, gemm.k, gemm.w_stride) * sizeof *w;
   size_t y_bytes = extent(gemm.m, gemm.n, gemm.y_stride) * sizeof *y;
   size_t workers = count;
   if (tiles == NULL) count = (uint32_t)gemm_tiles(&gemm, workers);
 
-  guarded_t guarded[3] = {{0}};
+  guarded_t guarded[2] = {{0}};
   job_t *jobs = calloc(count + 1, sizeof *jobs);
   guarded_t *scratch = calloc(count + 1, sizeof *scratch);
+  guarded_t *guarded_parts = calloc(part_count + 1, sizeof *guarded_parts);
+  gemm_part_t *parts = calloc(part_count + 1, sizeof *parts);
   int result = NO_MEMORY;
-  if (jobs == NULL || scratch == NULL) goto free_all;
-  if (!guard_copy(&guarded[0], x, x_bytes, 0, at_end)) goto free_all;
-  if (!guard_copy(&guarded[1], w, w_bytes, odd ? 1 : 0, at_end)) goto free_all;
-  if (!guard_copy(&guarded[2], y, y_bytes, 0, at_end)) goto free_all;
-  gemm.x = (const float *)guarded[0].data;
-  gemm.w = guarded[1].data;
-  gemm.y = (float *)guarded[2].data;
+  if (jobs == NULL || scratch == NULL || guarded_parts == NULL || parts == NULL) goto free_all;
+  if (!guard_parts(guarded_parts, parts, x, sizes, columns, part_count, at_end)) goto free_all;
+  if (!guard_copy(&guarded[0], w, w_bytes, odd ? 1 : 0, at_end)) goto free_all;
+  if (!guard_copy(&guarded[1], y, y_bytes, 0, at_end)) goto free_all;
+  gemm.x = parts;
+  gemm.w = guarded[0].data;
+  gemm.y = (float *)guarded[1].data;
   for (size_t i = 0; i < count; i++) {
     if (!guard(&scratch[i], GEMM_SCRATCH_BYTES, odd ? 4 : 0, at_end)) goto free_all;
     memset(scratch[i].data, 0xff, GEMM_SCRATCH_BYTES);
@@ -140,8 +157,11 @@ int harness_multiply(int variant, const uint32_t *sizes, const float *x, const u
   if (y_bytes > 0) memcpy(y, gemm.y, y_bytes);
 
 free_all:
-  for (size_t i = 0; i < 3; i++) give_back(&guarded[i]);
+  for (size_t i = 0; i < 2; i++) give_back(&guarded[i]);
+  for (size_t i = 0; guarded_parts != NULL && i < part_count; i++) give_back(&guarded_parts[i]);
   for (size_t i = 0; scratch != NULL && i < count; i++) give_back(&scratch[i]);
+  free(parts);
+  free(guarded_parts);
   free(scratch);
   free(jobs);
   return result;
