@@ -39,6 +39,7 @@ enum {
 
 typedef float vector_t __attribute__((vector_size(4 * LANES), may_alias));
 typedef float unaligned_vector_t __attribute__((vector_size(4 * LANES), may_alias, aligned(4)));
+typedef uint32_t bits_t __attribute__((vector_size(4 * LANES), may_alias));
 
 // Sums stay in registers only where the loops over them are unrolled.
 #if defined(__clang__)
@@ -152,9 +153,18 @@ typedef struct {
   float *y;
   size_t y_stride;
   int adds;          // to what is in y
+  int rounds;        // the sums
   const char *next;  // PANEL rows of w that will be packed next, and their distance in bytes
   size_t next_stride;
 } product_t;
+
+// To bfloat16.
+INLINED vector_t rounded(vector_t values) {
+  bits_t bits = (bits_t)values;
+  bits_t is_nan = (bits_t)(values != values);
+  bits_t nearest = bits + 0x7fff + (bits >> 16 & 1);
+  return (vector_t)((is_nan & 0x7fc00000) | (~is_nan & nearest & 0xffff0000));
+}
 
 // Fetches one line of `next` per element of k, over all of its rows and then further on: the memory works while the
 // processor multiplies. Hardware does not foresee these lines, for a row is read in pieces of 512 bytes. More at a time
@@ -186,6 +196,10 @@ INLINED void multiply(size_t rows, const product_t *product) {
     if (product->adds) {
       sums[r][0] += y[0];
       sums[r][1] += y[1];
+    }
+    if (product->rounds) {
+      sums[r][0] = rounded(sums[r][0]);
+      sums[r][1] = rounded(sums[r][1]);
     }
     y[0] = sums[r][0];
     y[1] = sums[r][1];
@@ -272,7 +286,16 @@ static void multiply_block(const gemm_t *gemm, const gemm_tile_t *tile, block_t 
       float *panel = strips == 1 ? panels : panels + j * DEPTH;
       size_t columns = block.columns - j;
       float *y = gemm->y + row * gemm->y_stride + block.column + j;
-      product_t product = {x, panel, block.depth, y, gemm->y_stride, block.start > 0, (const char *)panel, 0};
+      product_t product = {
+          .x = x,
+          .panel = panel,
+          .depth = block.depth,
+          .y = y,
+          .y_stride = gemm->y_stride,
+          .adds = block.start > 0,
+          .rounds = gemm->rounds && block.start + block.depth == gemm->k,
+          .next = (const char *)panel,
+      };
       if (strip == 0) {
         pack_panel(w + j * stride, stride, columns, block.depth, panel);
         const char *next = next_panel(gemm, block, w, j);

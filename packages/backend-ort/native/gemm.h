@@ -23,6 +23,7 @@ typedef struct {
   size_t w_stride;
   float *y;
   size_t y_stride;
+  int rounds;  // y to the nearest bfloat16, ties to even
 } gemm_t;
 
 // Rows and columns of y, up to but not with the `end`s.

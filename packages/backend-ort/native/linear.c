@@ -13,13 +13,20 @@ enum { MOST_DIMENSIONS = 8 };
 // Of the inputs: the weight comes before the parts of x.
 enum { FIRST_PART = 1 };
 
-// The operator on some number of threads, in a list of those that were asked for.
-typedef struct linear {
+// An operator on some number of threads.
+typedef struct {
   OrtCustomOp op;
+  const char *name;
   size_t threads;
-  OrtCustomOpDomain *domain;
-  struct linear *next;
+  int rounds;
 } linear_t;
+
+// The operators on one number of threads, in a list of those that were asked for.
+typedef struct domain {
+  linear_t linear, rounded;
+  OrtCustomOpDomain *ort;
+  struct domain *next;
+} domain_t;
 
 // What the threads share of one product.
 typedef struct {
@@ -136,7 +143,8 @@ static OrtStatus *multiply_parts(const linear_t *linear, OrtKernelContext *conte
   status = output(context, &x, &y_data);
   if (status != NULL) return status;
   product_t product = {
-      .gemm = {m, n, k, .x = parts, .w = w_data, .w_stride = k, .y = y_data, .y_stride = n},
+      .gemm = {m, n, k, .x = parts, .w = w_data, .w_stride = k, .y = y_data, .y_stride = n,
+               .rounds = linear->rounds},
       .workers = linear->threads,
       .kernel = fastest().kernel,
   };
@@ -159,7 +167,8 @@ static OrtStatus *multiply(void *kernel, OrtKernelContext *context) {
   return status;
 }
 
-static const char *get_name(const OrtCustomOp *op) { return (void)op, "Linear"; }
+// The first field of a linear_t is its operator.
+static const char *get_name(const OrtCustomOp *op) { return ((const linear_t *)op)->name; }
 static const char *get_provider(const OrtCustomOp *op) { return (void)op, NULL; }
 static int get_input_type(const OrtCustomOp *op, size_t index) {
   return (void)op, index == 0 ? ORT_ELEMENT_BFLOAT16 : ORT_ELEMENT_FLOAT;
@@ -186,8 +195,10 @@ static OrtStatus *create_kernel(const OrtCustomOp *op, const void *table, const 
 }
 static void destroy_kernel(void *kernel) { (void)kernel; }
 
-static char *add_domain(linear_t *linear) {
-  const ort_t *ort = runtime_ort();
+static char *add_operator(OrtCustomOpDomain *domain, linear_t *linear, const char *name, size_t threads, int rounds) {
+  linear->name = name;
+  linear->threads = threads;
+  linear->rounds = rounds;
   linear->op = (OrtCustomOp){
       .version = ORT_TABLE_VERSION,
       .GetName = get_name,
@@ -207,26 +218,31 @@ static char *add_domain(linear_t *linear) {
       .GetStartVersion = get_first_version,
       .GetEndVersion = get_last_version,
   };
-  char *error = runtime_error(ort->CreateCustomOpDomain("rankwise", &linear->domain));
-  return error == NULL ? runtime_error(ort->CustomOpDomain_Add(linear->domain, &linear->op)) : error;
+  return runtime_error(runtime_ort()->CustomOpDomain_Add(domain, &linear->op));
+}
+
+static char *fill_domain(domain_t *domain, size_t threads) {
+  char *error = runtime_error(runtime_ort()->CreateCustomOpDomain("rankwise", &domain->ort));
+  if (error == NULL) error = add_operator(domain->ort, &domain->linear, "Linear", threads, 0);
+  if (error == NULL) error = add_operator(domain->ort, &domain->rounded, "RoundedLinear", threads, 1);
+  return error;
 }
 
 char *linear_domain(int threads, OrtCustomOpDomain **domain) {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-  static linear_t *list;
+  static domain_t *list;
   pthread_mutex_lock(&lock);
-  linear_t *linear = list;
-  while (linear != NULL && linear->threads != (size_t)threads) linear = linear->next;
+  domain_t *found = list;
+  while (found != NULL && found->linear.threads != (size_t)threads) found = found->next;
   char *error = NULL;
-  if (linear == NULL) {
-    linear = calloc(1, sizeof *linear);
-    if (linear == NULL) abort();
-    linear->threads = (size_t)threads;
-    error = add_domain(linear);
-    linear->next = list;
-    if (error == NULL) list = linear;
+  if (found == NULL) {
+    found = calloc(1, sizeof *found);
+    if (found == NULL) abort();
+    error = fill_domain(found, (size_t)threads);
+    found->next = list;
+    if (error == NULL) list = found;
   }
-  *domain = linear->domain;
+  *domain = found->ort;
   pthread_mutex_unlock(&lock);
   return error;
 }

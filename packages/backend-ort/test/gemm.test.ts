@@ -1,4 +1,5 @@
 import { readFileSync } from 'node:fs'
+import { bfloat16ToFloat32, float32ToBfloat16 } from '@rankwise/core'
 import fc from 'fast-check'
 import { afterAll, describe, expect, it } from 'vitest'
 import { GemmLibrary, NO_COMPILER, type Sizes, type Tile } from './gemm/library.ts'
@@ -126,6 +127,25 @@ describe.skipIf(NO_COMPILER !== undefined)('the matrix multiply of backend-ort',
       )
       const expected = [2 ** -33, Infinity, 2 ** 30, 0, 2 ** -49, 0, 0, 2 ** 30, 2 ** -140]
       expect([...product(loaded, variant, given)]).toEqual(expected)
+    })
+
+    it('rounds y to bfloat16 once all of k is summed', () => {
+      for (const sizes of [dense(29, 67, 600), dense(17, 32, 256), dense(3, 40, 1), dense(5, 33, 0)]) {
+        const given = randomMatrices(sizes, 4)
+        const expected = product(loaded, variant, given).map((value) => bfloat16ToFloat32(float32ToBfloat16(value)))
+        expect(product(loaded, variant, given, { rounds: true, tiles: 2 })).toEqual(expected)
+      }
+      const { NaN: nan, POSITIVE_INFINITY: infinity } = Number
+      const [below, above] = [1 + 2 ** -8, 1 + 3 * 2 ** -8]
+      const x = [nan, -nan, infinity, -infinity, 2 ** 128 - 2 ** 104, below, above, -below, 2 ** -149, -0, 1 + 2 ** -7]
+      const given = matrices(
+        dense(x.length, 1, 1),
+        (i) => x[i] as number,
+        () => 1,
+      )
+      const y = product(loaded, variant, given, { rounds: true })
+      const ties = [1, 1 + 2 ** -6, -1]
+      expect([...y]).toEqual([nan, nan, infinity, -infinity, infinity, ...ties, 0, 0, 1 + 2 ** -7])
     })
 
     it('gives the same bits however y is divided, and for a row alone', () => {

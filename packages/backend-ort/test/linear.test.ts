@@ -35,8 +35,14 @@ function lowered(storage: WeightStorage, target: GraphTarget): OnnxModel {
   return lower(new Packed(), [storage], target)
 }
 
-function lower(model: Packed | Gated, storages: readonly WeightStorage[], target: GraphTarget): OnnxModel {
-  const segment = segmentOf(trace('projection', model, { x: X }, ({ x }) => ({ y: model.call(x) })))
+function lower(
+  model: Packed | Gated,
+  storages: readonly WeightStorage[],
+  target: GraphTarget,
+  dtype: 'float32' | 'bfloat16' = 'float32',
+): OnnxModel {
+  const inputs = { x: { ...X, dtype } }
+  const segment = segmentOf(trace('projection', model, inputs, ({ x }) => ({ y: model.call(x) }), dtype))
   return lowerSegment(segment, storages, { target }).model
 }
 
@@ -66,6 +72,17 @@ describe('a projection by a weight in bfloat16', () => {
     const between = ['com.microsoft.QuickGelu', 'com.microsoft.QuickGelu', 'Mul', 'Mul']
     expect(operatorsOf(model)).toEqual([...Array(4).fill('rankwise.Linear'), ...between, 'rankwise.Linear'])
     expect(model.nodes.at(-1)?.inputs).toHaveLength(4)
+  })
+
+  it('rounds what is computed in bfloat16 as it multiplies', () => {
+    const storages = [4 * WIDTH, WIDTH].map((rows): WeightStorage => ({ dtype: 'bfloat16', pieces: [rows] }))
+    const model = lower(new Gated(), storages, CAPI, 'bfloat16')
+    const isRounded = new Map(model.nodes.map((node) => [node.outputs[0], node.opType === 'RoundedLinear']))
+    expect(operatorsOf(model).filter((name) => name.startsWith('rankwise'))).toEqual(
+      Array(5).fill('rankwise.RoundedLinear'),
+    )
+    const gate = model.nodes.filter(({ opType }) => opType === 'QuickGelu')
+    expect(gate.map(({ inputs: [x] }) => isRounded.get(x as string))).toEqual([true, true])
   })
 
   it('takes short pieces one by one', () => {

@@ -10,6 +10,7 @@ export function roundToBfloat16(onnx: OnnxBuilder, name: string): string {
 /** A result of a rule, each of its parts rounded; an unused one has no name. */
 export function roundLowered(onnx: OnnxBuilder, lowered: Lowered): Lowered {
   if (typeof lowered === 'string') return lowered === '' ? '' : roundToBfloat16(onnx, lowered)
+  if (lowered.isRounded === true) return lowered
   const parts = lowered.parts.map(({ name, size }) => ({ name: roundToBfloat16(onnx, name), size }))
   return { dim: lowered.dim, parts }
 }

@@ -6,8 +6,10 @@ import type { LoweringContext, LoweringRules, Operand, Part, Parts } from './rul
  * One GEMM over all rows of x for each tile of torch's `[out, in]` weight, which it reads as it lies. What the tiles give
  * are parts of the result along its last dimension.
  */
-function linear({ onnx }: LoweringContext<object>, x: Operand, weight: Operand): readonly Parts[] {
-  if (onnx.target.hasLinear && weight.storedDType === 'bfloat16') return [multiplyStored(onnx, x, weight)]
+function linear({ onnx, outputs: [result] }: LoweringContext<object>, x: Operand, weight: Operand): readonly Parts[] {
+  if (onnx.target.hasLinear && weight.storedDType === 'bfloat16') {
+    return [multiplyStored(onnx, x, weight, result?.dtype === 'bfloat16')]
+  }
   const multiply = (tile: string) => onnx.op('com.microsoft.FusedMatMul', [x.name, tile], { transB: { i: 1 } })
   const parts = weight.parts.parts.map(({ name, size }) => ({ name: multiply(name), size }))
   return [{ dim: x.shape.length - 1, parts }]
@@ -19,15 +21,15 @@ function linear({ onnx }: LoweringContext<object>, x: Operand, weight: Operand):
  */
 const LEAST_CUT_ROWS = 1024
 
-function multiplyStored(onnx: OnnxBuilder, x: Operand, weight: Operand): Parts {
+function multiplyStored(onnx: OnnxBuilder, x: Operand, weight: Operand, isRounded: boolean): Parts {
   const width = weight.shape[1] as number
   const tiles = weight.storedTiles?.(Math.max(width, LEAST_CUT_ROWS))
   const columns = x.parts.dim === x.shape.length - 1 ? x.parts.parts.map((part) => part.name) : [x.name]
   const multiply = ({ name, size }: Part): Part => {
-    const result = onnx.op('rankwise.Linear', [name, ...columns])
+    const result = onnx.op(isRounded ? 'rankwise.RoundedLinear' : 'rankwise.Linear', [name, ...columns])
     return { name: onnx.declare({ name: result, dtype: 'float32', shape: x.shape.with(-1, size) }), size }
   }
-  return { dim: x.shape.length - 1, parts: tiles?.parts.map(multiply) ?? [] }
+  return { dim: x.shape.length - 1, parts: tiles?.parts.map(multiply) ?? [], isRounded }
 }
 
 type EmbeddingAttributes = { readonly before?: number; readonly after?: number }

@@ -13,6 +13,8 @@ export interface Part {
 export interface Parts {
   readonly dim: number
   readonly parts: readonly Part[]
+  /** Of a result that is bfloat16: whether the parts are rounded to it already. @default false */
+  readonly isRounded?: boolean
 }
 
 /** A weight as it is stored: in parts along dimension 0. */

@@ -122,12 +122,14 @@ static int guard_parts(guarded_t *guarded, gemm_part_t *parts, const float *x, c
 
 // `columns`: of the parts of x. `tiles`: four numbers each, or NULL for those of gemm_tiles with `count` workers.
 int harness_multiply(int variant, const uint32_t *sizes, const float *x, const uint32_t *columns, uint32_t part_count,
-                     const uint16_t *w, float *y, int odd, int at_end, const uint32_t *tiles, uint32_t count) {
+                     const uint16_t *w, float *y, int odd, int at_end, int rounds, const uint32_t *tiles,
+                     uint32_t count) {
   gemm_variant_t variants[MAX_GEMM_VARIANTS];
   if (variant >= gemm_variants(variants)) return NO_VARIANT;
   gemm_t gemm = {.m = sizes[0], .n = sizes[1], .k = sizes[2]};
   gemm.w_stride = sizes[4];
   gemm.y_stride = sizes[5];
+  gemm.rounds = rounds;
   size_t w_bytes = extent(gemm.n, gemm.k, gemm.w_stride) * sizeof *w;
   size_t y_bytes = extent(gemm.m, gemm.n, gemm.y_stride) * sizeof *y;
   size_t workers = count;

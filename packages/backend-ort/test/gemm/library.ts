@@ -56,6 +56,8 @@ export interface Placement {
   readonly tiles?: readonly Tile[] | number
   /** Columns of the parts that x is in. @default one part */
   readonly parts?: readonly number[]
+  /** Whether y is rounded to bfloat16. @default false */
+  readonly rounds?: boolean
 }
 
 /** gemm.c and its kernels, compiled as for the addon. */
@@ -83,7 +85,8 @@ export class GemmLibrary implements Disposable {
     this.variants = Array.from({ length: count }, (_, i) => name(i) as string)
     this.#multiply = this.#library.func(
       'int harness_multiply(int variant, uint32_t *sizes, float *x, uint32_t *columns, uint32_t part_count,' +
-        ' uint16_t *w, _Inout_ float *y, int odd, int at_end, uint32_t *tiles, uint32_t count)',
+        ' uint16_t *w, _Inout_ float *y, int odd, int at_end, int rounds, uint32_t *tiles,' +
+        ' uint32_t count)',
     )
     this.#tiles = this.#library.func(
       'uint32_t harness_tiles(uint32_t m, uint32_t n, uint32_t k, uint32_t workers, _Out_ uint32_t *tiles)',
@@ -97,14 +100,14 @@ export class GemmLibrary implements Disposable {
     x: Float32Array,
     w: Uint16Array,
     y: Float32Array,
-    { odd = false, atEnd = true, tiles = 1, parts = [sizes.k] }: Placement = {},
+    { odd = false, atEnd = true, tiles = 1, parts = [sizes.k], rounds = false }: Placement = {},
   ): string | undefined {
     const numbers = Uint32Array.of(sizes.m, sizes.n, sizes.k, sizes.xStride, sizes.wStride, sizes.yStride)
     const own = typeof tiles === 'number' ? null : Uint32Array.from(tiles.flat())
     const count = typeof tiles === 'number' ? tiles : tiles.length
     const index = this.variants.indexOf(variant)
     const columns = Uint32Array.from(parts)
-    const where = [Number(odd), Number(atEnd), own, count] as const
+    const where = [Number(odd), Number(atEnd), Number(rounds), own, count] as const
     const result = this.#multiply(index, numbers, x, columns, parts.length, w, y, ...where)
     return result === 0 ? undefined : (RESULTS[result] ?? `result ${result}`)
   }
