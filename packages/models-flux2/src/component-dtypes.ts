@@ -10,7 +10,8 @@ export type ComponentName = 'transformer' | 'textEncoder' | 'vae'
 /** One dtype for all models of a pipeline, or one for each; `default` is for those that are not named. */
 export type ComponentDTypes = PipelineDType | { readonly [K in ComponentName | 'default']?: PipelineDType }
 
-const COMPONENTS: readonly ComponentName[] = ['transformer', 'textEncoder', 'vae']
+/** Of a pipeline, the largest first. */
+export const COMPONENTS: readonly ComponentName[] = ['transformer', 'textEncoder', 'vae']
 const SUPPORTED: readonly unknown[] = ['float32', 'bfloat16'] satisfies readonly PipelineDType[]
 const DEFAULT_DTYPE = 'float32'
 
