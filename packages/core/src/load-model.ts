@@ -11,6 +11,7 @@ import type { ParameterPlacements } from './plan.ts'
 import { checkQuantization, type FromPretrainedOptions } from './pretrained-options.ts'
 import { parseConfig, readConfigText } from './read-config.ts'
 import { openWeights } from './save/index.ts'
+import { textOf } from './value-text.ts'
 
 /** What a loaded model runs with. */
 export interface Runtime extends LoadedWeights {
@@ -88,7 +89,7 @@ async function localFolder(
 /** @throws RankwiseError `DTYPE_UNSUPPORTED` */
 export function checkDtype(model: string, backend: Backend, dtype: DType): void {
   if (backend.supports.dtypes.includes(dtype)) return
-  throw new RankwiseError('DTYPE_UNSUPPORTED', `the backend ${backend.name} does not compute in ${dtype}`, {
+  throw new RankwiseError('DTYPE_UNSUPPORTED', `the backend ${backend.name} does not compute in ${textOf(dtype)}`, {
     where: model,
     actual: { dtype, supported: backend.supports.dtypes },
     rule: 'dtype is one that the backend computes in; weights stored in another are cast after slicing',

@@ -1,4 +1,4 @@
-import { type Backend, DTYPES, RankwiseError } from '@rankwise/core'
+import { type Backend, DTYPES, RankwiseError, textOf } from '@rankwise/core'
 import { checkOptionNames } from './option-names.ts'
 
 /** What the models of a FLUX.2 pipeline compute in. */
@@ -45,7 +45,7 @@ export function checkDTypes({ backend, dtype, ...given }: DTypeOptions): void {
 function checkDType(where: string, value: unknown): void {
   if (value === undefined || SUPPORTED.includes(value)) return
   const isOther = (DTYPES as readonly unknown[]).includes(value)
-  throw new RankwiseError(isOther ? 'DTYPE_UNSUPPORTED' : 'OPTION_INVALID', `${where} cannot be ${String(value)}`, {
+  throw new RankwiseError(isOther ? 'DTYPE_UNSUPPORTED' : 'OPTION_INVALID', `${where} cannot be ${textOf(value)}`, {
     where,
     rule: `${where} is ${SUPPORTED.join(' or ')}${isOther ? ', which the models of FLUX.2 are checked in' : ''}`,
   })

@@ -1,4 +1,4 @@
-import { RankwiseError } from '@rankwise/core'
+import { RankwiseError, textOf } from '@rankwise/core'
 import { COMPONENTS, checkDTypes, dtypeOf } from './component-dtypes.ts'
 import type { Flux2FromPretrainedOptions, Flux2KleinFromPretrainedOptions, PipelineParts } from './components.ts'
 import { checkOptionNames } from './option-names.ts'
@@ -58,7 +58,7 @@ function checkPlacement({ textEncoderPlacement, textEncoder, parallelConfig }: F
   const where = 'textEncoderPlacement'
   if (textEncoderPlacement === undefined || textEncoderPlacement === DEFAULT_PLACEMENT) return
   if (textEncoderPlacement !== 'sharded' && textEncoderPlacement !== 'rank0') {
-    throw new RankwiseError('OPTION_INVALID', `a text encoder is not placed as '${textEncoderPlacement}'`, {
+    throw new RankwiseError('OPTION_INVALID', `a text encoder is not placed as '${textOf(textEncoderPlacement)}'`, {
       where,
       rule: "textEncoderPlacement is 'replicated', 'sharded' or 'rank0'",
     })
@@ -75,7 +75,7 @@ function checkPlacement({ textEncoderPlacement, textEncoder, parallelConfig }: F
 function checkLowMemory({ lowMemory = false, textEncoder }: Flux2KleinFromPretrainedOptions): void {
   const where = 'lowMemory'
   if (typeof lowMemory !== 'boolean') {
-    throw new RankwiseError('OPTION_INVALID', `lowMemory cannot be ${String(lowMemory)}`, {
+    throw new RankwiseError('OPTION_INVALID', `lowMemory cannot be ${textOf(lowMemory)}`, {
       where,
       rule: 'lowMemory is a boolean',
     })

@@ -197,6 +197,24 @@ describe('options', () => {
     await expect(pipeline({ ...small, ...options })).rejects.toMatchObject({ code })
   })
 
+  it.each([
+    ['an object without prototype', Object.create(null)],
+    ['a symbol', Symbol('odd')],
+    ['a bigint', 3n],
+    ['null', null],
+    ['a proxy that throws', new Proxy({}, { get: () => expect.unreachable() })],
+  ])('refuse %s wherever it is given', async (_name, odd) => {
+    const names = ['height', 'width', 'numInferenceSteps', 'numImagesPerPrompt', 'guidanceScale', 'maxSequenceLength']
+    for (const name of [...names, 'sigmas', 'outputType', 'latents', 'prompt']) {
+      const given = { ...small, prompt: 'a cat', [name]: odd }
+      // Null is no reason not to take the default, for these.
+      const isLeftOut = odd === null && (names.includes(name) || name === 'outputType')
+      if (!isLeftOut) await expect(pipeline(given)).rejects.toMatchObject({ code: 'OPTION_INVALID', where: name })
+    }
+    const embeds = { ...small, promptEmbeds: odd as never }
+    await expect(pipeline(embeds)).rejects.toMatchObject({ code: 'OPTION_INVALID', where: 'promptEmbeds' })
+  })
+
   it('say that a distilled model takes no guidance, when it was asked for', async () => {
     const warn = vi.spyOn(process, 'emitWarning').mockImplementation(() => {})
     await pipeline({ ...small, prompt: 'a cat' })
