@@ -1,6 +1,7 @@
 import { fileURLToPath } from 'node:url'
 import { ort } from '@rankwise/backend-ort'
 import { tfjs } from '@rankwise/backend-tfjs'
+import type { Found } from '../find-engines.ts'
 import { nodeCommand } from '../node-command.ts'
 import { askPython, PYTHON_ENVIRONMENT } from '../python.ts'
 import type { RankCommand } from '../rank-command.ts'
@@ -19,15 +20,12 @@ export interface Engine {
   command(job: Job): RankCommand
 }
 
-/** An engine and what there is to say about it, or why there is none. */
-export type Found = { readonly engine: Engine; readonly about: string } | { readonly missing: string }
-
 export function rankCommand(job: Job): RankCommand {
   return nodeCommand(new URL('rank.ts', import.meta.url), [JSON.stringify(job)])
 }
 
 /** One of them, as it is on this machine; torch in `python`. */
-export async function findEngine(name: EngineName, python: string): Promise<Found> {
+export async function findEngine(name: EngineName, python: string): Promise<Found<Engine>> {
   if (name === 'torch') return findTorch(python)
   if (name === 'tfjs-native') return findNative()
   const engine: Engine = { name, dtypes: ['float32'], command: rankCommand }
@@ -40,7 +38,7 @@ async function aboutOrt(): Promise<string> {
   return `float32 alone, engine ${backend.engine}`
 }
 
-async function findNative(): Promise<Found> {
+async function findNative(): Promise<Found<Engine>> {
   try {
     await using backend = await tfjs({ engine: 'native', threads: 1, float32MatmulPrecision: 'medium' })
     const { origin, float32MatmulPrecision, multipliesBfloat16 } = backend.selection
@@ -63,7 +61,7 @@ print(f"diffusers {diffusers.__version__}, torch {torch.__version__}, {torch.bac
 
 const PROGRAM = fileURLToPath(new URL('torch-rank.py', import.meta.url))
 
-function findTorch(python: string): Found {
+function findTorch(python: string): Found<Engine> {
   const answer = askPython(python, PROBE, 'diffusers with FLUX.2')
   if ('missing' in answer) return answer
   const command = (job: Job) => ({

@@ -3,10 +3,11 @@ import { mkdtemp, rm, writeFile } from 'node:fs/promises'
 import { availableParallelism, tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { Command, InvalidArgumentError } from 'commander'
+import { findEngines } from '../find-engines.ts'
 import { kleinConfig } from '../klein-config.ts'
 import { degrees, namesOf, positiveInteger, positiveIntegers } from '../parse-options.ts'
 import { makeFiles } from './block-files.ts'
-import { ENGINE_NAMES, type Engine, type EngineName, findEngine } from './engine.ts'
+import { ENGINE_NAMES, type EngineName, findEngine } from './engine.ts'
 import { expectedResults } from './expected.ts'
 import { BLOCK_DTYPES, BLOCK_KINDS, type BlockCase, type BlockDType, type BlockKind } from './job.ts'
 import { measureCase } from './measure-case.ts'
@@ -22,7 +23,6 @@ interface Options {
   readonly repeat: number
   readonly directory: string
   readonly json?: string
-  readonly python: string
 }
 
 const program = new Command('bench:backends')
@@ -38,7 +38,7 @@ const program = new Command('bench:backends')
   .option('--python <path>', 'the Python that has torch and diffusers', 'python3')
   .parse()
 const options = program.opts<Options>()
-const engines = await findEngines()
+const engines = await findEngines({ program, option: 'backends', names: options.backends, find: findEngine })
 
 const interrupted = new AbortController()
 for (const signal of ['SIGINT', 'SIGTERM'] as const) {
@@ -77,20 +77,6 @@ try {
   if (options.json !== undefined) await writeFile(options.json, `${JSON.stringify(rows, null, 2)}\n`)
 } finally {
   await rm(temporary, { recursive: true })
-}
-
-/** What was named has to be there; of the rest, what is missing is skipped. */
-async function findEngines(): Promise<readonly Engine[]> {
-  const isNamed = (option: 'backends' | 'python') => program.getOptionValueSource(option) === 'cli'
-  const engines: Engine[] = []
-  for (const name of options.backends) {
-    const found = await findEngine(name, options.python)
-    if ('engine' in found) engines.push(found.engine)
-    else if (name === 'torch' && isNamed('python')) program.error(`--python: ${found.missing}`, { exitCode: 2 })
-    else if (isNamed('backends')) program.error(`--backends: ${name}: ${found.missing}`, { exitCode: 2 })
-    console.log(`${name}: ${'missing' in found ? `skipped, ${found.missing}` : found.about}`)
-  }
-  return engines
 }
 
 function cases(): readonly BlockCase[] {

@@ -1,6 +1,7 @@
 import { fileURLToPath } from 'node:url'
 import { ort } from '@rankwise/backend-ort'
 import { tfjs } from '@rankwise/backend-tfjs'
+import type { Found } from '../find-engines.ts'
 import { nodeCommand } from '../node-command.ts'
 import { askPython, PYTHON_ENVIRONMENT } from '../python.ts'
 import type { RankCommand } from '../rank-command.ts'
@@ -22,13 +23,10 @@ export interface Engine {
   command(job: Job): RankCommand
 }
 
-/** An engine and what there is to say about it, or why there is none. */
-export type Found = { readonly engine: Engine; readonly about: string } | { readonly missing: string }
-
 const rankCommand = (job: Job) => nodeCommand(new URL('rank.ts', import.meta.url), [JSON.stringify(job)])
 
 /** One of them, as it is on this machine; torch in `python`. */
-export async function findEngine(name: EngineName, python: string): Promise<Found> {
+export async function findEngine(name: EngineName, python: string): Promise<Found<Engine>> {
   if (name === 'torch') return findTorch(python)
   const engine = { name, dtypes: STEP_DTYPES, command: rankCommand }
   try {
@@ -56,7 +54,7 @@ print(f"diffusers {diffusers.__version__}, torch {torch.__version__}, {torch.bac
 
 const PROGRAM = fileURLToPath(new URL('diffusers-rank.py', import.meta.url))
 
-function findTorch(python: string): Found {
+function findTorch(python: string): Found<Engine> {
   const answer = askPython(python, PROBE, 'diffusers with tensor parallelism')
   if ('missing' in answer) return answer
   const command = (job: Job) => ({

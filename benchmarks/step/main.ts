@@ -4,11 +4,12 @@ import { writeFile } from 'node:fs/promises'
 import { availableParallelism, tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { Command, InvalidArgumentError } from 'commander'
+import { findEngines } from '../find-engines.ts'
 import { makeCheckpoint } from '../klein-checkpoint.ts'
 import { type Blocks, kleinConfig } from '../klein-config.ts'
 import { degrees, namesOf, positiveInteger, positiveIntegers } from '../parse-options.ts'
 import { chartPage } from './chart.ts'
-import { ENGINE_NAMES, type Engine, type EngineName, findEngine } from './engine.ts'
+import { ENGINE_NAMES, type EngineName, findEngine } from './engine.ts'
 import { STEP_DTYPES, type StepCase, type StepDType, type Tokens } from './job.ts'
 import { measureCase } from './measure-case.ts'
 import { measurePeak } from './peak.ts'
@@ -28,7 +29,6 @@ interface Options {
   readonly json?: string
   readonly chart?: string
   readonly trace?: string
-  readonly python: string
 }
 
 const SIZES = '256+512,1024+512'
@@ -54,7 +54,7 @@ const program = new Command('bench:step')
   .option('--python <path>', 'the Python that has torch and diffusers', 'python3')
   .parse()
 const options = program.opts<Options>()
-const engines = await findEngines()
+const engines = await findEngines({ program, option: 'engines', names: options.engines, find: findEngine })
 
 const interrupted = new AbortController()
 for (const signal of ['SIGINT', 'SIGTERM'] as const) {
@@ -84,20 +84,6 @@ console.log()
 for (const line of formatRatios(rows)) console.log(line)
 if (options.json !== undefined) await writeFile(options.json, `${JSON.stringify(rows, null, 2)}\n`)
 if (options.chart !== undefined) await writeFile(options.chart, chartPage(rows, title))
-
-/** What was named has to be there; of the rest, what is missing is skipped. */
-async function findEngines(): Promise<readonly Engine[]> {
-  const isNamed = (option: 'engines' | 'python') => program.getOptionValueSource(option) === 'cli'
-  const found: Engine[] = []
-  for (const name of options.engines) {
-    const engine = await findEngine(name, options.python)
-    if ('engine' in engine) found.push(engine.engine)
-    else if (name === 'torch' && isNamed('python')) program.error(`--python: ${engine.missing}`, { exitCode: 2 })
-    else if (isNamed('engines')) program.error(`--engines: ${name}: ${engine.missing}`, { exitCode: 2 })
-    console.log(`${name}: ${'missing' in engine ? `skipped, ${engine.missing}` : engine.about}`)
-  }
-  return found
-}
 
 function cases(): readonly StepCase[] {
   const { dtypes, tokens, tp, threads } = options

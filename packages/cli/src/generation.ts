@@ -7,6 +7,7 @@ import {
   initProcessGroup,
   type LoadProgress,
   type LoadReport,
+  outcomeOf,
   type ProcessGroup,
   Profiler,
   profileSummary,
@@ -68,8 +69,13 @@ export async function generate(request: GenerationRequest): Promise<GenerationSu
     }
     const drawn = performance.now()
     const image: Image = next.value.images[0]
-    if (group.rank === 0) await image.save(request.out)
-    const profile = profiler === undefined ? undefined : await reportProfile(profiler, group, request)
+    // Where that fails, the others hear no error of it: rank 0 fails when they need nothing more of it.
+    const saved = await outcomeOf(() => (group.rank === 0 ? image.save(request.out) : undefined))
+    profiler?.stop()
+    const events = profiler === undefined ? [] : await gatherProfile(profiler.events, group.collectives)
+    const transformer = await gatherWeights(group, pipeline.transformer.loadReport, memory.peakBytes)
+    if ('error' in saved) throw saved.error
+    if (group.rank === 0 && request.trace !== undefined) await writeTrace(request.trace, chromeTrace(events))
     return {
       out: request.out,
       prompt: request.call.prompt,
@@ -80,8 +86,8 @@ export async function generate(request: GenerationRequest): Promise<GenerationSu
       dtype: pipeline.transformer.dtype,
       ranks: group.worldSize,
       seconds: { load: (loaded - started) / 1000, draw: (drawn - loaded) / 1000 },
-      transformer: await gatherWeights(group, pipeline.transformer.loadReport, memory.peakBytes),
-      ...(profile === undefined ? {} : { profile }),
+      transformer,
+      ...(request.profile ? { profile: events.map(profileSummary) } : {}),
     }
   } finally {
     progress.stop()
@@ -100,18 +106,6 @@ function loadPipeline(
 ): Promise<AnyFlux2Pipeline> {
   const parallelConfig = new TensorParallelConfig({ tpDegree })
   return DiffusionPipeline.fromPretrained(directory, { backend, parallelConfig, dtype, lowMemory, onProgress })
-}
-
-/** Where the time of every rank went; rank 0 writes the trace that was asked for. */
-async function reportProfile(
-  profiler: Profiler,
-  { rank, collectives }: ProcessGroup,
-  { profile, trace }: GenerationRequest,
-): Promise<GenerationSummary['profile']> {
-  profiler.stop()
-  const ranks = await gatherProfile(profiler.events, collectives)
-  if (rank === 0 && trace !== undefined) await writeTrace(trace, chromeTrace(ranks))
-  return profile ? ranks.map(profileSummary) : undefined
 }
 
 /** Weight bytes and memory of every rank, known to all of them. */

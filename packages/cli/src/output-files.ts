@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto'
 import { constants } from 'node:fs'
-import { access, lstat, rename, rm, stat, writeFile } from 'node:fs/promises'
+import { access, lstat, readlink, rename, rm, stat, writeFile } from 'node:fs/promises'
 import { basename, dirname, join, resolve } from 'node:path'
 import { RankwiseError } from '@rankwise/core'
 
@@ -19,9 +19,9 @@ export async function requireOutputs({ out, trace }: OutputFiles): Promise<void>
   if (!out.toLowerCase().endsWith('.png')) {
     throw new RankwiseError('OUTPUT_FORMAT', 'pictures are written as PNG', { where: out, rule: '--out ends in .png' })
   }
-  await requireWritable(out)
+  await requirePicture(out)
   if (trace === undefined) return
-  await requireWritable(trace)
+  await requireTrace(trace)
   if (resolve(trace) !== resolve(out)) return
   throw new RankwiseError('OPTION_CONFLICT', 'the trace would be written over the picture', {
     where: '--trace',
@@ -30,18 +30,59 @@ export async function requireOutputs({ out, trace }: OutputFiles): Promise<void>
   })
 }
 
-async function requireWritable(path: string): Promise<void> {
+/** The picture appears beside its place and is moved there, whatever has been there. */
+async function requirePicture(path: string): Promise<void> {
+  await requireNoFolder(path)
+  await requireFileBeside(path)
+}
+
+/** A trace does, too, but for what is no plain file. */
+async function requireTrace(path: string): Promise<void> {
+  await requireNoFolder(path)
+  if (!(await isOther(path))) return requireFileBeside(path)
+  try {
+    await access(path, constants.W_OK)
+  } catch (cause) {
+    if (codeOf(cause) === 'ENOENT') return requireTrace(resolve(dirname(path), await readlink(path)))
+    throw new RankwiseError('OUTPUT_FILE', 'it cannot be written', {
+      where: path,
+      actual: { reason: codeOf(cause) },
+      cause,
+    })
+  }
+}
+
+async function requireNoFolder(path: string): Promise<void> {
   const isFolder = await stat(resolve(path)).then(
     (found) => found.isDirectory(),
     () => path.endsWith('/'),
   )
-  if (isFolder) {
-    throw new RankwiseError('OUTPUT_FILE', 'this is a folder, and no file', { where: path === '' ? "''" : path })
+  if (!isFolder) return
+  throw new RankwiseError('OUTPUT_FILE', 'this is a folder, and no file', { where: path === '' ? "''" : path })
+}
+
+/** Permissions do not tell all: a file system may be read-only, a name too long. */
+async function requireFileBeside(path: string): Promise<void> {
+  const temporary = temporaryBeside(resolve(path))
+  try {
+    await writeFile(temporary, '', { flag: 'wx' })
+    await rm(temporary)
+  } catch (cause) {
+    throw new RankwiseError('OUTPUT_FOLDER', 'nothing can be written there', {
+      where: dirname(temporary),
+      actual: { file: basename(path), reason: codeOf(cause) },
+      cause,
+    })
   }
-  const folder = dirname(resolve(path))
-  await access(folder, constants.W_OK).catch((cause: unknown) => {
-    throw new RankwiseError('OUTPUT_FOLDER', 'nothing can be written there', { where: folder, cause })
-  })
+}
+
+function temporaryBeside(path: string): string {
+  return join(dirname(path), `.${basename(path)}.${randomUUID()}.tmp`)
+}
+
+/** What the system calls an error. */
+function codeOf(error: unknown): string {
+  return (error as NodeJS.ErrnoException).code ?? String(error)
 }
 
 /**
@@ -51,14 +92,18 @@ async function requireWritable(path: string): Promise<void> {
  */
 export async function writeTrace(path: string, trace: object): Promise<void> {
   const text = JSON.stringify(trace)
-  const temporary = join(dirname(path), `.${basename(path)}.${randomUUID()}.tmp`)
+  const temporary = temporaryBeside(path)
   try {
     if (await isOther(path)) return await writeFile(path, text)
     await writeFile(temporary, text, { flag: 'wx' })
     await rename(temporary, path)
   } catch (cause) {
     await rm(temporary, { force: true })
-    throw new RankwiseError('TRACE_WRITE', 'the trace cannot be written', { where: path, cause })
+    throw new RankwiseError('TRACE_WRITE', 'the trace cannot be written', {
+      where: path,
+      actual: { reason: codeOf(cause) },
+      cause,
+    })
   }
 }
 

@@ -1,5 +1,5 @@
 import { existsSync } from 'node:fs'
-import { mkdir, mkdtemp, readdir, readFile, rm } from 'node:fs/promises'
+import { mkdir, mkdtemp, readdir, readFile, rm, symlink, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
@@ -207,8 +207,11 @@ describe('rankwise generate', () => {
     ['another format', 'a.jpg', 'OUTPUT_FORMAT'],
     ['a folder that is not there', join('missing', 'a.png'), 'OUTPUT_FOLDER'],
     ['a place that has a folder', 'taken.png', 'OUTPUT_FILE'],
+    ['a file that is no folder', join('plain', 'a.png'), 'OUTPUT_FOLDER'],
+    ['a name that is too long', `${'a'.repeat(240)}.png`, 'OUTPUT_FOLDER'],
   ])('refuses an output in %s before it loads anything', async (_name, out, code) => {
     await mkdir(join(folder, 'taken.png'), { recursive: true })
+    await writeFile(join(folder, 'plain'), '')
     const result = await rankwise('generate', '--out', join(folder, out))
     expect(result).toMatchObject({ code: 1, stdout: '' })
     expect(result.stderr).toMatch(new RegExp(`^\\[${code}\\]`))
@@ -217,8 +220,18 @@ describe('rankwise generate', () => {
   it.each([
     ['a folder that is not there', join('missing', 'trace.json'), 'OUTPUT_FOLDER'],
     ['a place that has a folder', '.', 'OUTPUT_FILE'],
+    ['a file that is no folder', join('plain', 'trace.json'), 'OUTPUT_FOLDER'],
+    ['what a link leads to, where there is no folder', 'dangling.json', 'OUTPUT_FOLDER'],
+    ['a link that leads to itself', 'loop.json', 'OUTPUT_FILE'],
     ['the file of the picture', join('.', 'both.png'), 'OPTION_CONFLICT'],
   ])('refuses a trace in %s before it loads anything', async (_name, trace, code) => {
+    await writeFile(join(folder, 'plain'), '')
+    for (const [link, target] of [
+      ['dangling.json', join('missing', 'trace.json')],
+      ['loop.json', 'loop.json'],
+    ] as const) {
+      await symlink(target, join(folder, link)).catch(() => {})
+    }
     const result = await rankwise('generate', '--out', join(folder, 'both.png'), '--trace', join(folder, trace))
     expect(result).toMatchObject({ code: 1, stdout: '' })
     expect(result.stderr).toMatch(new RegExp(`^\\[${code}\\]`))
@@ -230,14 +243,40 @@ describe('rankwise generate', () => {
     expect(result.stderr).toMatch(/^\[OUTPUT_FILE\]/)
   })
 
-  it.runIf(existsSync('/dev/full'))('says which trace cannot be written', async () => {
-    const out = join(folder, 'untraced.png')
-    const { code, stderr } = await rankwise('generate', '--steps', '1', '--out', out, '--trace', '/dev/full')
-    expect(code).toBe(1)
-    expect(stderr).toMatch(/^\[TRACE_WRITE\] \/dev\/full/m)
-    expect(stderr).not.toContain('    at ')
-    // The picture is there by then.
-    expect((await picture(out)).length).toBeGreaterThan(0)
+  it.runIf(existsSync('/proc/self'))('refuses a folder in which even root cannot write', async () => {
+    const { stderr } = await rankwise('generate', '--out', join(folder, 'none.png'), '--trace', '/proc/trace.json')
+    expect(stderr).toMatch(/^\[OUTPUT_FOLDER\] \/proc/)
+    expect((await readdir(folder)).filter((name) => name.includes('none'))).toEqual([])
+  })
+
+  it.runIf(existsSync('/dev/full')).each(['1', '2'])(
+    'says once which trace cannot be written, on %s ranks',
+    async (tp) => {
+      const out = join(folder, `untraced-${tp}.png`)
+      const { code, stdout, stderr } = await rankwise(
+        ...['generate', '--steps', '1', '--tp', tp, '--threads', '1', '--out', out, '--trace', '/dev/full'],
+      )
+      expect({ code, stdout }).toEqual({ code: 1, stdout: '' })
+      expect(stderr).toMatch(/^\[TRACE_WRITE\] \/dev\/full.*\n {2}actual: reason ENOSPC$/m)
+      expect(stderr.match(/^.*\[[A-Z_]+\]/gm)).toEqual(['[TRACE_WRITE]'])
+      expect(stderr).not.toContain('    at ')
+      // The picture is there by then.
+      expect((await picture(out)).length).toBeGreaterThan(0)
+    },
+  )
+
+  it('says once that the picture cannot be written, on two ranks', async () => {
+    const out = join(folder, 'late.png')
+    const command = startRankwise(
+      ...['generate', '--steps', '300', '--tp', '2', '--threads', '1', '--out', out, '--profile'],
+    )
+    await command.stderrMatching(/step 1 /)
+    await mkdir(out)
+    const { code, stdout, stderr } = await command.result
+    expect({ code, stdout }).toEqual({ code: 1, stdout: '' })
+    expect(stderr).toMatch(/^\[IMAGE_WRITE\] .*late\.png.*\n {2}actual: reason EISDIR$/m)
+    expect(stderr.match(/^.*\[[A-Z_]+\]/gm)).toEqual(['[IMAGE_WRITE]'])
+    expect((await readdir(folder)).filter((name) => name.includes('late'))).toEqual(['late.png'])
   })
 
   it('draws with one pipeline, not with two', async () => {

@@ -1,4 +1,4 @@
-import { RankwiseError } from '@rankwise/core'
+import { RankwiseError, textOf } from '@rankwise/core'
 import {
   describeOperation,
   type Failure,
@@ -268,7 +268,7 @@ export class GroupState implements MeshListener {
       await this.#until(() => this.#failure !== undefined, AbortSignal.timeout(WORD_MS))
     }
     if (this.#failure === undefined) {
-      const what = `rank ${this.#rank} failed: ${error instanceof Error ? error.message : String(error)}`
+      const what = `rank ${this.#rank} failed: ${error instanceof Error ? error.message : textOf(error)}`
       this.fail({ code: codeOf(error), what, ranks: [this.#rank], cause: error })
     }
     return this.#failure as unknown as Failure

@@ -1,5 +1,6 @@
 import { availableParallelism } from 'node:os'
 import { setImmediate } from 'node:timers/promises'
+import { textOf } from '@rankwise/core'
 import {
   describeEncoded,
   describeOperation,
@@ -239,6 +240,6 @@ export class Lockstep {
 }
 
 function unexpected(rank: number, cause: unknown): Failure {
-  const what = `rank ${rank} failed: ${cause instanceof Error ? cause.message : String(cause)}`
+  const what = `rank ${rank} failed: ${cause instanceof Error ? cause.message : textOf(cause)}`
   return { code: 'RANK_LOST', what, ranks: [rank], cause }
 }

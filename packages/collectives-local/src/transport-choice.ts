@@ -1,4 +1,4 @@
-import { RankwiseError } from '@rankwise/core'
+import { RankwiseError, textOf } from '@rankwise/core'
 import type { Native } from './native.ts'
 import { loadNative } from './native.ts'
 import { SharedMemory } from './shared-memory.ts'
@@ -43,7 +43,7 @@ export function obstacleOf(error: unknown): Obstacle {
   if (!(error instanceof RankwiseError)) throw error
   const { code, message, actual } = error
   const [line = ''] = message.split('\n')
-  const details = Object.entries(actual ?? {}).map(([name, value]) => `${name} ${String(value)}`)
+  const details = Object.entries(actual ?? {}).map(([name, value]) => `${name} ${textOf(value)}`)
   const what = line.replace(`[${code}] `, '')
   return { code, what: details.length > 0 ? `${what} (${details.join(', ')})` : what }
 }

@@ -6,7 +6,7 @@ import { type Addon, dtypeNumber, reduceOpNumber } from '../src/native-kernel.ts
 import { WASM_MODULE } from '../src/wasm-module.ts'
 import { wasmModuleSource } from '../wasm/build.ts'
 import { builtAddon } from './built-addon.ts'
-import { firstDifference, randomBytes, reduceSequentially } from './oracle.ts'
+import { firstDifference, randomBytes, reduceInOrder } from './oracle.ts'
 
 const DTYPES = ['float32', 'float64', 'float16', 'bfloat16', 'int32'] as const
 const OPS = ['sum', 'max', 'min'] as const
@@ -69,7 +69,7 @@ describe.each(KERNELS)('%s', (_, reduce) => {
           fc.nat(1e6),
           (ranks, size, seed) => {
             const parts = contributions(dtype, ranks, size, seed)
-            const expected = reduceSequentially(dtype, op, parts)
+            const expected = reduceInOrder(dtype, op, parts)
             expect(firstDifference(dtype, reduceAll(reduce, dtype, op, parts), expected)).toBeUndefined()
           },
         ),
@@ -82,7 +82,7 @@ describe.each(KERNELS)('%s', (_, reduce) => {
     const all = Uint16Array.from({ length: 2 ** 16 }, (_, bits) => bits)
     const parts = [0, 1, 2 ** 15].map((shift) => new Uint8Array(all.map((bits) => bits + shift).buffer))
     for (const op of OPS) {
-      const expected = reduceSequentially(dtype, op, parts)
+      const expected = reduceInOrder(dtype, op, parts)
       expect(firstDifference(dtype, reduceAll(reduce, dtype, op, parts), expected)).toBeUndefined()
     }
   })
@@ -90,7 +90,7 @@ describe.each(KERNELS)('%s', (_, reduce) => {
   test.each([0, 1, 2])('the result may lie over the contribution of rank %i', (rank) => {
     for (const dtype of DTYPES) {
       const parts = contributions(dtype, 3, 10_001, 1)
-      const expected = reduceSequentially(dtype, 'sum', parts)
+      const expected = reduceInOrder(dtype, 'sum', parts)
       const arrays = parts.map((part) => viewAs(dtype, part))
       reduce(dtype, 'sum', arrays, arrays[rank] as (typeof arrays)[0])
       expect(firstDifference(dtype, parts[rank] as Uint8Array, expected)).toBeUndefined()
@@ -101,7 +101,7 @@ describe.each(KERNELS)('%s', (_, reduce) => {
 describe('the comparison can fail', () => {
   const [, reduce] = KERNELS[0] as [string, Reduce]
   const parts = contributions('float32', 3, 1000, 7)
-  const expected = reduceSequentially('float32', 'sum', parts)
+  const expected = reduceInOrder('float32', 'sum', parts)
   const difference = (others: readonly Uint8Array[]) =>
     firstDifference('float32', reduceAll(reduce, 'float32', 'sum', others), expected)
 
@@ -115,7 +115,7 @@ describe('the comparison can fail', () => {
   test('rounding after every rank instead of once is found', () => {
     const halves = contributions('bfloat16', 3, 1000, 7)
     const [a, b, c] = halves as [Uint8Array, Uint8Array, Uint8Array]
-    const twice = reduceSequentially('bfloat16', 'sum', [reduceSequentially('bfloat16', 'sum', [a, b]), c])
+    const twice = reduceInOrder('bfloat16', 'sum', [reduceInOrder('bfloat16', 'sum', [a, b]), c])
     expect(firstDifference('bfloat16', reduceAll(reduce, 'bfloat16', 'sum', halves), twice)).toBeDefined()
   })
 

@@ -1,57 +1,9 @@
-import {
-  bfloat16ToFloat32,
-  type DType,
-  float16ToFloat32,
-  float32ToBfloat16,
-  float32ToFloat16,
-  itemSize,
-  type ReduceOp,
-  type TensorData,
-  viewAs,
-} from '@rankwise/core'
+import { type DType, itemSize, viewAs } from '@rankwise/core'
 
-/** How the elements of a dtype are combined, written as plainly as it can be said. */
-interface Arithmetic {
-  /** The number that an element stands for. */
-  read(element: number): number
-  /** Rounds an intermediate result. */
-  round(value: number): number
-  /** The element that a result becomes. */
-  write(value: number): number
-}
+// From the source: the package has it for its own checks, and its entry needs vitest, without which ranks run.
+export { reduceInOrder } from '../../conformance/src/collectives/oracle.ts'
 
-const ARITHMETIC: Partial<Record<DType, Arithmetic>> = {
-  float64: { read: (x) => x, round: (x) => x, write: (x) => x },
-  float32: { read: (x) => x, round: Math.fround, write: (x) => x },
-  int32: { read: (x) => x, round: (x) => x | 0, write: (x) => x },
-  bfloat16: { read: bfloat16ToFloat32, round: Math.fround, write: float32ToBfloat16 },
-  float16: { read: float16ToFloat32, round: Math.fround, write: float32ToFloat16 },
-}
-
-const COMBINE: Record<ReduceOp, (a: number, b: number) => number> = {
-  sum: (a, b) => a + b,
-  max: Math.max,
-  min: Math.min,
-}
-
-/** Reduces the contributions element by element, in the order given. */
-export function reduceSequentially(dtype: DType, op: ReduceOp, contributions: readonly Uint8Array[]): Uint8Array {
-  // One rank alone keeps what it has, whatever NaN that is.
-  if (contributions.length === 1) return contributions[0] as Uint8Array
-  const { read, round, write } = ARITHMETIC[dtype] as Arithmetic
-  const arrays = contributions.map((bytes) => viewAs(dtype, bytes))
-  const result = viewAs(dtype, new Uint8Array((contributions[0] as Uint8Array).length)) as Float64Array
-  const [first, ...rest] = arrays as [TensorData, ...TensorData[]]
-  for (let i = 0; i < result.length; i++) {
-    let combined = read(first[i] as number)
-    for (const array of rest) combined = round(COMBINE[op](combined, read(array[i] as number)))
-    // Every kernel writes the same NaN: the one without sign and payload.
-    result[i] = write(Number.isNaN(combined) ? Number.NaN : combined)
-  }
-  return new Uint8Array(result.buffer)
-}
-
-/** Index of the first element that differs in any bit. */
+/** Index of the first element that differs in any bit: the kernels agree on NaN as well. */
 export function firstDifference(dtype: DType, actual: Uint8Array, expected: Uint8Array): number | undefined {
   if (Buffer.compare(actual, expected) === 0) return undefined
   const length = Math.min(actual.length, expected.length)

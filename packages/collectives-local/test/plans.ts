@@ -1,5 +1,5 @@
 import type { DType, ReduceOp } from '@rankwise/core'
-import { firstDifference, randomBytes, reduceSequentially } from './oracle.ts'
+import { firstDifference, randomBytes, reduceInOrder } from './oracle.ts'
 import type { Call, TensorBytes } from './ranks.ts'
 
 /** A call without its data, which differs from rank to rank. */
@@ -31,7 +31,7 @@ function expectedOn(plan: Plan, rank: number, order: readonly number[]): Uint8Ar
     const parts = inputs.map((tensors) => tensors[i] as Uint8Array)
     if (kind === 'allGather') return new Uint8Array(Buffer.concat(parts))
     if (kind === 'broadcast') return parts[source] as Uint8Array
-    const reduced = reduceSequentially(dtype, op, parts)
+    const reduced = reduceInOrder(dtype, op, parts)
     if (kind === 'allReduce') return reduced
     const share = reduced.length / order.length
     return reduced.subarray(rank * share, (rank + 1) * share)

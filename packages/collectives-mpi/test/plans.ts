@@ -1,6 +1,6 @@
 import type { DType, ReduceOp } from '@rankwise/core'
 import fc from 'fast-check'
-import { firstDifference, randomBytes, reduceSequentially } from '../../collectives-local/test/oracle.ts'
+import { firstDifference, randomBytes, reduceInOrder } from '../../collectives-local/test/oracle.ts'
 import type { Call, TensorBytes } from './ranks.ts'
 
 const DTYPES: readonly DType[] = [
@@ -48,8 +48,8 @@ function expectedOn(plan: Plan, rank: number, layout: Layout): Uint8Array[] {
     const part = (r: number) => callOf(plan, r).tensors[i]?.bytes as Uint8Array
     if (kind === 'allGather') return new Uint8Array(Buffer.concat(ranks.map(part)))
     if (kind === 'broadcast') return part(source)
-    const machines = layout.map((members) => reduceSequentially(dtype, op, members.map(part)))
-    const reduced = reduceSequentially(dtype, op, machines)
+    const machines = layout.map((members) => reduceInOrder(dtype, op, members.map(part)))
+    const reduced = reduceInOrder(dtype, op, machines)
     if (kind === 'allReduce') return reduced
     const share = reduced.length / ranks.length
     return reduced.subarray(rank * share, (rank + 1) * share)

@@ -1,3 +1,5 @@
+import { textOf } from './value-text.ts'
+
 /** What an error says beside its message. Every field is optional; the message is built from them. */
 export interface RankwiseErrorDetails {
   /** Module path (`transformer_blocks.0.attn.to_q`), tensor name or file the error is about. */
@@ -34,7 +36,7 @@ export class RankwiseError extends Error {
 }
 
 function describe(code: string, what: string, { where, actual, rule, remedy }: RankwiseErrorDetails): string {
-  const numbers = Object.entries(actual ?? {}).map(([name, value]) => `${name} ${format(value)}`)
+  const numbers = Object.entries(actual ?? {}).map(([name, value]) => `${name} ${textOf(value)}`)
   return [
     `[${code}] ${where === undefined ? '' : `${where}: `}${what}`,
     numbers.length > 0 ? `  actual: ${numbers.join(', ')}` : undefined,
@@ -43,9 +45,4 @@ function describe(code: string, what: string, { where, actual, rule, remedy }: R
   ]
     .filter((line) => line !== undefined)
     .join('\n')
-}
-
-function format(value: unknown): string {
-  if (Array.isArray(value)) return `[${value.map(format).join(', ')}]`
-  return typeof value === 'string' ? value : String(value)
 }

@@ -15,6 +15,13 @@ import { turns } from './turns.ts'
  */
 export type FromFirst = (work: () => Promise<string>) => Promise<string>
 
+/**
+ * Tells the other ranks with which options this one loads, by name: where one has told another value, the load fails on
+ * all. A load tells its own once it has checked them, in all at most 900 bytes. Nobody hears what a part of a load tells:
+ * that is for the load around it.
+ */
+export type SayOptions = (options: Readonly<Record<string, string>>) => void
+
 /** How `loadTogether` works. */
 export interface LoadTogetherOptions<T> {
   /** The group whose ranks load one model; undefined for a rank that loads alone. */
@@ -51,25 +58,29 @@ const INTERVAL_MS = 100
  *       read(await openPretrained(id, { fromFirst, signal }), signal)
  *     return loadTogether(load, { collectives, signal, release })
  *
+ * So do the options that the ranks have to share: a load names its own, and differences are refused on all ranks.
+ *
  * Loads of one group that are begun at the same time, in the same order on all ranks, run one after the other.
  *
  * @param load - gets a signal that is aborted with this rank's own and when another rank fails
  * @throws what `load` threw on this rank; `LOAD_FAILED_ELSEWHERE` (`ENCODE_FAILED_ELSEWHERE`) with the number, the code and the message of the
- *   first rank that failed; `LOAD_DIFFERS` when not all ranks ask rank 0; those of `Collectives`
+ *   first rank that failed; `LOAD_DIFFERS` when not all ranks ask rank 0, or with other options; those of `Collectives`
  */
 export async function loadTogether<T>(
-  load: (signal: AbortSignal, fromFirst: FromFirst) => Promise<T>,
+  load: (signal: AbortSignal, fromFirst: FromFirst, sayOptions: SayOptions) => Promise<T>,
   { collectives, signal: own, release, within, work = 'load' }: LoadTogetherOptions<T>,
 ): Promise<T> {
   const stop = new AbortController()
   const signal = own === undefined ? stop.signal : AbortSignal.any([own, stop.signal])
-  if (within !== undefined) return load(signal, within)
-  if (collectives === undefined || collectives.worldSize === 1) return load(signal, (work) => work())
+  if (within !== undefined) return load(signal, within, unheard)
+  if (collectives === undefined || collectives.worldSize === 1) return load(signal, (work) => work(), unheard)
   using _turn = await turns.take(collectives)
   const word = new WordOfFirst(collectives.rank, signal)
-  const outcome = outcomeOf(() => load(signal, (work) => word.get(work)))
+  const said: Record<string, string> = {}
+  const sayOptions: SayOptions = (options) => void Object.assign(said, options)
+  const outcome = outcomeOf(() => load(signal, (work) => word.get(work), sayOptions))
   try {
-    await agree(outcome, word, collectives, { work, signal: own })
+    await agree(outcome, { word, said }, collectives, { work, signal: own })
   } catch (error) {
     stop.abort(error)
     const settled = await outcome
@@ -79,20 +90,23 @@ export async function loadTogether<T>(
   return ((await outcome) as { readonly value: T }).value
 }
 
+const unheard: SayOptions = () => {}
+
 /** Resolves when every rank has loaded. @throws as `loadTogether` */
 async function agree(
   outcome: Promise<Outcome<unknown>>,
-  word: WordOfFirst,
+  { word, said }: Told,
   collectives: Collectives,
   { work, signal }: { readonly work: string; readonly signal: AbortSignal | undefined },
 ): Promise<void> {
   // Every rank sees the same reports, so all take part in as many exchanges, whichever fails, and when.
   for (;;) {
     const own = stateOf(await outcomeWithin(outcome, INTERVAL_MS), work, signal)
-    const states = await exchange(own, word, collectives)
+    const states = await exchange(own, { word, said }, collectives)
     const rank = states.findIndex(({ kind }) => kind === 'failed')
     if (rank < 0) {
       requireSameKind(states)
+      requireSameOptions(states)
       if (states.every(({ kind }) => kind === 'loaded')) return
       word.hear(states[0] as Report)
       continue
@@ -124,7 +138,19 @@ async function outcomeWithin<T>(outcome: Promise<Outcome<T>>, milliseconds: numb
   }
 }
 
-type Report = RankReport<State['kind']>
+/** What a rank tells the others beside its state. */
+interface Told {
+  readonly word: WordOfFirst
+  /** What it has said of its options so far. */
+  readonly said: Options
+}
+
+type Options = Readonly<Record<string, string>>
+
+/** `message` is what rank 0 says, or the error of a rank that has failed. */
+interface Report extends RankReport<State['kind']> {
+  readonly options: Options
+}
 
 /** The code of a rank whose load depends on what rank 0 says; its message, on rank 0, is what it says. */
 const ASKED = 'ASKED'
@@ -141,15 +167,37 @@ function requireSameKind(states: readonly Report[]): void {
 }
 
 /** What every rank says, in rank order. @throws this rank's own error, or else that of the collectives */
-async function exchange(own: State, word: WordOfFirst, collectives: Collectives): Promise<readonly Report[]> {
+async function exchange(own: State, { word, said }: Told, collectives: Collectives): Promise<readonly Report[]> {
   const code = word.isAsked ? ASKED : ''
-  const report = own.kind === 'failed' ? reportOf(own.kind, own) : { kind: own.kind, code, message: word.text }
+  // Options are a line of JSON before the word.
+  const told = `${JSON.stringify(said)}\n${word.text}`
+  const report = own.kind === 'failed' ? reportOf(own.kind, own) : { kind: own.kind, code, message: told }
   try {
-    return await exchangeReports(report, collectives)
+    return (await exchangeReports(report, collectives)).map(withOptions)
   } catch (error) {
     // The others learn from the collectives that something is wrong; here, why this rank failed is worth more.
     throw own.kind === 'failed' ? own.error : error
   }
+}
+
+function withOptions(report: RankReport<State['kind']>): Report {
+  if (report.kind === 'failed') return { ...report, options: {} }
+  const end = report.message.indexOf('\n')
+  const options = JSON.parse(report.message.slice(0, end)) as Options
+  return { ...report, options, message: report.message.slice(end + 1) }
+}
+
+/** @throws RankwiseError `LOAD_DIFFERS`, on all ranks, with what every rank has said of each option that differs */
+function requireSameOptions(reports: readonly Report[]): void {
+  const names = [...new Set(reports.flatMap(({ options }) => Object.keys(options)))]
+  const valuesOf = (name: string) => reports.map(({ options }) => options[name])
+  const different = names.filter((name) => new Set(valuesOf(name).filter((value) => value !== undefined)).size > 1)
+  if (different.length === 0) return
+  throw new RankwiseError('LOAD_DIFFERS', `the ranks were given another ${different.join(', another ')}`, {
+    where: different[0] as string,
+    actual: Object.fromEntries(different.map((name) => [name, valuesOf(name).map((value) => value ?? 'nothing')])),
+    rule: 'it is the same on all ranks of a group; here is what each of them was given, in rank order',
+  })
 }
 
 /** What rank 0 has for the others: it tells it with its state, and they wait until they hear it. */

@@ -11,6 +11,7 @@ import type { ParameterPlacements } from './plan.ts'
 import { checkQuantization, type FromPretrainedOptions } from './pretrained-options.ts'
 import { parseConfig, readConfigText } from './read-config.ts'
 import { openWeights } from './save/index.ts'
+import { textOf } from './value-text.ts'
 
 /** What a loaded model runs with. */
 export interface Runtime extends LoadedWeights {
@@ -27,16 +28,18 @@ export interface Runtime extends LoadedWeights {
   readonly collectives: Collectives | undefined
 }
 
+/** What a model computes in that is not told. */
+export const DEFAULT_DTYPE = 'float32'
+
 export const DEFAULT_WEIGHTS_NAME = 'diffusion_pytorch_model'
 
-/** Everything of a load that can fail on one rank alone. */
+/** Everything of a load that can fail on one rank alone; the options are checked. */
 export async function loadModel<M extends ModelMixin>(
   type: ModelClass<M>,
   place: string | HubRepository,
   options: FromPretrainedOptions,
 ): Promise<{ readonly model: M; readonly runtime: Runtime }> {
-  const { subfolder = '', backend, dtype = 'float32', parallelConfig, onProgress, signal } = options
-  checkDtype(type.name, backend, dtype)
+  const { subfolder = '', backend, dtype = DEFAULT_DTYPE, parallelConfig, onProgress, signal } = options
   const tpDegree = parallelConfig?.tpDegree ?? 1
   const weightsName = type.weightsName ?? DEFAULT_WEIGHTS_NAME
   const directory = join(
@@ -83,9 +86,10 @@ async function localFolder(
   return typeof place === 'string' ? place : place.download({ ...selection, weights: false }, { signal })
 }
 
-function checkDtype(model: string, backend: Backend, dtype: DType): void {
+/** @throws RankwiseError `DTYPE_UNSUPPORTED` */
+export function checkDtype(model: string, backend: Backend, dtype: DType): void {
   if (backend.supports.dtypes.includes(dtype)) return
-  throw new RankwiseError('DTYPE_UNSUPPORTED', `the backend ${backend.name} does not compute in ${dtype}`, {
+  throw new RankwiseError('DTYPE_UNSUPPORTED', `the backend ${backend.name} does not compute in ${textOf(dtype)}`, {
     where: model,
     actual: { dtype, supported: backend.supports.dtypes },
     rule: 'dtype is one that the backend computes in; weights stored in another are cast after slicing',

@@ -7,8 +7,8 @@ import { GraphExecutor, type RunInput, type RunOptions, type RunResult } from '.
 import { ExecutorCache } from './executor-cache.ts'
 import type { Graph } from './graph.ts'
 import { openPretrained } from './hub/index.ts'
-import { type FromFirst, loadTogether } from './load-agreement.ts'
-import { DEFAULT_WEIGHTS_NAME, loadModel, type Runtime } from './load-model.ts'
+import { type FromFirst, loadTogether, type SayOptions } from './load-agreement.ts'
+import { checkDtype, DEFAULT_DTYPE, DEFAULT_WEIGHTS_NAME, loadModel, type Runtime } from './load-model.ts'
 import type { LoadReport, LoadWeightsOptions } from './load-weights.ts'
 import { Module } from './module.ts'
 import type { TensorParallelConfig } from './parallel-config.ts'
@@ -81,8 +81,11 @@ export abstract class ModelMixin extends Module implements PlannedModel {
     // Not all callers have types: without options, it is the missing backend that is refused.
     const given = (options ?? {}) as FromPretrainedOptions
     // All that can fail, fails in the load: the other ranks hear of that.
-    const load = async (signal: AbortSignal, fromFirst: FromFirst) => {
+    const load = async (signal: AbortSignal, fromFirst: FromFirst, sayOptions: SayOptions) => {
       checkOptions(this.name, given)
+      const { backend, dtype = DEFAULT_DTYPE } = given
+      checkDtype(this.name, backend, dtype)
+      sayOptions({ dtype })
       const repository = await openPretrained(pathOrId, { ...hubOptionsOf(given), signal, fromFirst })
       return loadModel(this, repository ?? pathOrId, { ...given, signal })
     }

@@ -1,4 +1,5 @@
 import { RankwiseError } from './errors.ts'
+import { textOf } from './value-text.ts'
 
 /** Splits a model over the ranks of the process group. */
 export class TensorParallelConfig {
@@ -8,7 +9,7 @@ export class TensorParallelConfig {
   /** @throws RankwiseError `TP_DEGREE_INVALID` */
   constructor(options: { readonly tpDegree: number }) {
     if (!Number.isInteger(options.tpDegree) || options.tpDegree < 1) {
-      throw new RankwiseError('TP_DEGREE_INVALID', `${options.tpDegree} is not a tensor-parallel degree`, {
+      throw new RankwiseError('TP_DEGREE_INVALID', `${textOf(options.tpDegree)} is not a tensor-parallel degree`, {
         where: 'TensorParallelConfig.tpDegree',
         rule: 'tpDegree is a positive integer',
       })

@@ -11,6 +11,7 @@ import {
   placeEmbedding,
   placeLinear,
 } from './styles.ts'
+import { textOf } from './value-text.ts'
 
 /**
  * Which Linears and Embeddings of a model are split, and how. A key is a module path relative to the model with at most one `*`,
@@ -129,7 +130,7 @@ function greatestCommonDivisor(a: number, b: number): number {
  */
 export function checkDegree(placements: ParameterPlacements, heads: number | undefined, tpDegree: number): void {
   if (!Number.isInteger(tpDegree) || tpDegree < 1) {
-    throw new RankwiseError('TP_DEGREE_INVALID', `${tpDegree} is not a tensor-parallel degree`, {
+    throw new RankwiseError('TP_DEGREE_INVALID', `${textOf(tpDegree)} is not a tensor-parallel degree`, {
       rule: 'tpDegree is a positive integer',
     })
   }

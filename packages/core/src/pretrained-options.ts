@@ -6,6 +6,7 @@ import type { DownloadMode, HubOptions } from './hub/index.ts'
 import type { FromFirst } from './load-agreement.ts'
 import type { LoadProgress } from './load-weights.ts'
 import { TensorParallelConfig } from './parallel-config.ts'
+import { jsonOf } from './value-text.ts'
 
 /** Where a model comes from when it is named by an id such as `org/name`, and how; a local folder needs none of it. */
 export interface FromHubOptions
@@ -188,7 +189,7 @@ function invalidOption(model: string, name: keyof FromPretrainedOptions, value: 
 function refusedOption(model: string, name: string, value: unknown, { code, rule, remedy }: Refusal): RankwiseError {
   return new RankwiseError(code, `${name} cannot be used`, {
     where: model,
-    actual: { [name]: typeof value === 'object' ? JSON.stringify(value) : value },
+    actual: { [name]: typeof value === 'object' ? jsonOf(value) : value },
     rule,
     remedy,
   })

@@ -1,6 +1,7 @@
 import type { Collectives, CollectivesFactory } from './collectives.ts'
 import { RankwiseError } from './errors.ts'
 import { type Environment, rendezvousFromEnv } from './rendezvous.ts'
+import { textOf } from './value-text.ts'
 
 /** Options of `initProcessGroup`. */
 export interface ProcessGroupOptions {
@@ -111,10 +112,10 @@ function requireTimeout(timeoutMs: number): void {
 
 function notRegistered(backend: string): RankwiseError {
   const registered = [...factories.keys()].map((name) => `'${name}'`)
-  return new RankwiseError('COLLECTIVES_NOT_REGISTERED', `no collectives are registered as '${backend}'`, {
+  return new RankwiseError('COLLECTIVES_NOT_REGISTERED', `no collectives are registered as '${textOf(backend)}'`, {
     actual: { registered: registered.length > 0 ? registered : 'none' },
     rule: 'a collectives package registers its name when it is imported',
-    remedy: `import '@rankwise/collectives-${backend}' before initProcessGroup`,
+    remedy: `import '@rankwise/collectives-${textOf(backend)}' before initProcessGroup`,
   })
 }
 

@@ -1,6 +1,7 @@
 import type { Collectives } from './collectives.ts'
 import { RankwiseError } from './errors.ts'
 import { Tensor } from './tensor.ts'
+import { textOf } from './value-text.ts'
 
 /** How some work ended on this rank. */
 export type Outcome<T> = { readonly value: T } | { readonly error: unknown }
@@ -32,7 +33,7 @@ export function reportOf<K extends string>(kind: K, outcome?: { readonly error: 
   return {
     kind,
     code: error instanceof RankwiseError ? error.code : 'RANK_FAILED',
-    message: error instanceof Error ? error.message : String(error),
+    message: error instanceof Error ? error.message : textOf(error),
   }
 }
 

@@ -2,6 +2,7 @@ import { RankwiseError } from './errors.ts'
 import type { Embedding } from './nn/embedding.ts'
 import type { Linear } from './nn/linear.ts'
 import { type Placement, REPLICATED, shard } from './placement.ts'
+import { jsonOf } from './value-text.ts'
 
 /** Column-wise with several fused projections in one weight; each is split by itself. */
 export interface PackedColwise {
@@ -94,7 +95,7 @@ export function placeLinear(style: ParallelStyle, linear: Linear, path: string):
     return rowwise(blockSizes(columns, style.blocks ?? linear.packedRowBlocks, path, 'packedRowBlocks'), false)
   }
   if (isKind(style, 'colwise_heads')) return colwise([rows], headCount(rows, style.heads ?? linear.heads, path))
-  throw new RankwiseError('STYLE_UNKNOWN', `unknown parallel style ${JSON.stringify(style)}`, {
+  throw new RankwiseError('STYLE_UNKNOWN', `unknown parallel style ${jsonOf(style)}`, {
     where: path,
     rule: `a style is ${STYLES}`,
   })

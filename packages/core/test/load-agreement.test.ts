@@ -6,7 +6,7 @@ import type { DeviceTensor, LoadShardOptions } from '../src/backend.ts'
 import { Checkpoint, type ShardSource, type TensorInfo } from '../src/checkpoint/index.ts'
 import type { Collectives } from '../src/collectives.ts'
 import { RankwiseError } from '../src/errors.ts'
-import { type FromFirst, loadTogether } from '../src/load-agreement.ts'
+import { type FromFirst, loadTogether, type SayOptions } from '../src/load-agreement.ts'
 import { loadWeights } from '../src/load-weights.ts'
 import { Linear } from '../src/nn/index.ts'
 import { ReferenceBackend } from '../src/reference/index.ts'
@@ -286,6 +286,59 @@ describe('ranks that load together', () => {
     })
     const codes = (await Promise.all(outcomes)).map(({ error }) => error?.code)
     expect(codes).toEqual(['LOAD_DIFFERS', 'LOAD_FAILED_ELSEWHERE'])
+    await expectInStep(ranks)
+  })
+
+  test('are refused on all ranks that have said other options, late as it may be', async () => {
+    const ranks = ranksOf(3)
+    const released: number[] = []
+    const options = [{ dtype: 'float32' }, { dtype: 'bfloat16', lowMemory: 'true' }, { lowMemory: 'true' }]
+    const outcomes = ranks.map((collectives, rank) => {
+      const load = async (_: AbortSignal, fromFirst: FromFirst, sayOptions: SayOptions) => {
+        await fromFirst(async () => 'commit')
+        await after(rank * 150)
+        sayOptions(options[rank] as Record<string, string>)
+        return 'weights'
+      }
+      return outcomeOf(loadTogether(load, { collectives, release: () => void released.push(rank) }))
+    })
+    for (const { error } of await Promise.all(outcomes)) {
+      expect(error).toMatchObject({
+        code: 'LOAD_DIFFERS',
+        where: 'dtype',
+        actual: { dtype: ['float32', 'bfloat16', 'nothing'] },
+      })
+      expect(error?.message).toContain('actual: dtype [float32, bfloat16, nothing]')
+    }
+    expect(released.sort()).toEqual([0, 1, 2])
+    await expectInStep(ranks)
+  })
+
+  test('agree when no rank has said another option than another', async () => {
+    const ranks = ranksOf(3)
+    const outcomes = ranks.map((collectives, rank) => {
+      const load = async (_: AbortSignal, fromFirst: FromFirst, sayOptions: SayOptions) => {
+        sayOptions(rank === 0 ? {} : { dtype: 'bfloat16' })
+        sayOptions(rank === 2 ? {} : { 'quote " and \n line': 'x\ny' })
+        return fromFirst(async () => 'word of\nrank 0')
+      }
+      return outcomeOf(loadTogether(load, { collectives, release: () => {} }))
+    })
+    expect((await Promise.all(outcomes)).map(({ value }) => value)).toEqual(Array(3).fill('word of\nrank 0'))
+    await expectInStep(ranks)
+  })
+
+  test('hear what one cannot load before they hear of other options', async () => {
+    const ranks = ranksOf(2)
+    const outcomes = ranks.map((collectives, rank) => {
+      const load = async (_: AbortSignal, _word: FromFirst, sayOptions: SayOptions) => {
+        sayOptions({ lowMemory: String(rank === 1) })
+        if (rank === 1) throw new RankwiseError('BROKEN', 'no such backend')
+        return 'weights'
+      }
+      return outcomeOf(loadTogether(load, { collectives, release: () => {} }))
+    })
+    expect((await Promise.all(outcomes)).map(({ error }) => error?.code)).toEqual(['LOAD_FAILED_ELSEWHERE', 'BROKEN'])
     await expectInStep(ranks)
   })
 

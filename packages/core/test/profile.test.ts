@@ -1,6 +1,7 @@
 import { mkdtemp, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import fc from 'fast-check'
 import { afterEach, beforeEach, describe, expect, it } from 'vitest'
 import {
   type Collectives,
@@ -125,6 +126,97 @@ it('writes a trace with a process per rank', () => {
       expect.objectContaining({ ph: 'e', name: 'step 1', ts: 9e6 }),
     ]),
   )
+})
+
+/** What a viewer draws as a bar. */
+interface Bar {
+  readonly tid: number
+  readonly name: string
+  readonly ts: number
+  readonly dur: number
+}
+
+function barsOf(events: readonly ProfileEvent[]): readonly Bar[] {
+  return chromeTrace([events]).traceEvents.filter((event) => (event as { ph: string }).ph === 'X') as readonly Bar[]
+}
+
+function rowNames(events: readonly ProfileEvent[]): readonly string[] {
+  const { traceEvents } = chromeTrace([events])
+  const rows = traceEvents as readonly {
+    readonly name: string
+    readonly tid: number
+    readonly args: { name: string }
+  }[]
+  return rows.flatMap(({ name, tid, args }) => (name === 'thread_name' ? [`${tid} ${args.name}`] : []))
+}
+
+/** A run of a graph, and its segments one after the other; in the order in which they end. */
+function runOf(name: string, start: number, ...segments: readonly number[]): readonly ProfileEvent[] {
+  let at = start
+  const parts = segments.map((duration, i) => {
+    const part = { category: i % 2 === 0 ? 'segment' : 'all_reduce', name, graph: name, start: at, duration } as const
+    at += duration
+    return part
+  })
+  return [...parts, { category: 'run', name, graph: name, start, duration: at - start }]
+}
+
+describe('rows of a trace', () => {
+  it('are two for runs that follow each other, even where rounding lets them touch', () => {
+    // Nearest doubles at today's times are 0.25 µs apart.
+    const now = 1.8e15
+    const events = [...runOf('a', now, 10), ...runOf('a', now + 9.75, 5, 5), ...runOf('b', now + 20, 5)]
+    expect(new Set(barsOf(events).map(({ tid }) => tid))).toEqual(new Set([1, 2]))
+    expect(rowNames(events)).toEqual(['1 runs', '2 segments and collectives'])
+  })
+
+  it('are further ones for runs that overlap, with their segments below them', () => {
+    const events = [...runOf('b', 50, 20, 60, 10), ...runOf('a', 0, 40, 30, 40), ...runOf('c', 200, 10, 5)]
+    const rows = new Map(barsOf(events).map(({ name, tid, ts, dur }) => [`${name} ${ts} ${dur}`, tid]))
+    expect(Object.fromEntries(rows)).toEqual({
+      ...{ 'a 0 110': 1, 'a 0 40': 2, 'a 40 30': 2, 'a 70 40': 2 },
+      ...{ 'b 50 90': 3, 'b 50 20': 4, 'b 70 60': 4, 'b 130 10': 4 },
+      ...{ 'c 200 15': 1, 'c 200 10': 2, 'c 210 5': 2 },
+    })
+    const names = ['1 runs', '2 segments and collectives', '3 runs 2', '4 segments and collectives 2']
+    expect(rowNames(events)).toEqual(names)
+  })
+
+  it('of a run hold its segments, though those of another have room for them', () => {
+    const waiting = { category: 'run', name: 'a', graph: 'a', start: 0, duration: 200 } as const
+    const bars = barsOf([waiting, ...runOf('b', 50, 20, 60)])
+    expect(bars.map(({ name, tid }) => `${name} ${tid}`)).toEqual(['a 1', 'b 4', 'b 4', 'b 3'])
+  })
+
+  it('hold nothing that overlaps, and are as few as that takes', () => {
+    const run = fc.record({
+      name: fc.constantFrom('a', 'b'),
+      start: fc.integer({ min: 0, max: 300 }),
+      parts: fc.array(fc.integer({ min: 2, max: 50 }), { minLength: 1, maxLength: 4 }),
+    })
+    const property = fc.property(fc.array(run, { maxLength: 8 }), (runs) => {
+      const bars = barsOf(
+        runs.flatMap(({ name, start, parts }) => runOf(name, 10 * start, ...parts.map((part) => 10 * part))),
+      )
+      for (const [i, first] of bars.entries()) {
+        for (const second of bars.slice(i + 1)) {
+          if (first.tid !== second.tid) continue
+          expect(first.ts + first.dur <= second.ts || second.ts + second.dur <= first.ts).toBe(true)
+        }
+      }
+      const [upper, lower] = [1, 0].map((odd) => bars.filter(({ tid }) => tid % 2 === odd)) as [Bar[], Bar[]]
+      expect(lower).toHaveLength(bars.length - runs.length)
+      const atOnce = upper.map(({ ts }) => upper.filter((other) => other.ts <= ts && ts < other.ts + other.dur).length)
+      expect(new Set(upper.map(({ tid }) => tid)).size).toBe(Math.max(0, ...atOnce))
+    })
+    fc.assert(property, { numRuns: 300 })
+  })
+
+  it('are free of stages, which may overlap as they like', () => {
+    const stage = { category: 'stage', name: 'step', start: 0, duration: 10 } as const
+    const { traceEvents } = chromeTrace([[stage, { ...stage, start: 5 }]])
+    expect(traceEvents.filter((event) => 'id' in event)).toMatchObject([{ tid: 0 }, { tid: 0 }, { tid: 0 }, { tid: 0 }])
+  })
 })
 
 it('gathers the events of ranks that have different ones', async () => {

@@ -8,6 +8,7 @@ import {
   type Shape,
   sizeOf,
   Tensor,
+  textOf,
 } from '@rankwise/core'
 import { boxMuller16, boxMuller16Float64 } from './box-muller.ts'
 import { MersenneTwister } from './mersenne-twister.ts'
@@ -235,7 +236,7 @@ function checkedSize(shape: Shape): number {
 }
 
 function unsupportedDType(method: string, dtype: DType, supported: readonly DType[]): RankwiseError {
-  return new RankwiseError('GENERATOR_DTYPE', `${method} does not draw ${dtype}`, {
+  return new RankwiseError('GENERATOR_DTYPE', `${method} does not draw ${textOf(dtype)}`, {
     actual: { dtype },
     rule: `dtype is one of ${supported.join(', ')}`,
     remedy: 'draw float32 and cast',

@@ -118,7 +118,11 @@ export class Image {
       await rename(temporary, path)
     } catch (cause) {
       await rm(temporary, { force: true })
-      throw new RankwiseError('IMAGE_WRITE', 'the image cannot be written', { where: path, cause })
+      throw new RankwiseError('IMAGE_WRITE', 'the image cannot be written', {
+        where: path,
+        actual: { reason: (cause as NodeJS.ErrnoException).code ?? String(cause) },
+        cause,
+      })
     }
   }
 }

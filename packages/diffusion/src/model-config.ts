@@ -1,4 +1,4 @@
-import { RankwiseError } from '@rankwise/core'
+import { jsonOf, RankwiseError } from '@rankwise/core'
 import type { z } from 'zod'
 import { camelizeConfig, parseWith } from './config.ts'
 
@@ -19,7 +19,7 @@ export function parseModelConfig<T>(schema: z.ZodType<T>, config: unknown, class
   if (unsupported.length > 0) {
     throw new RankwiseError('CONFIG_UNSUPPORTED', 'the config asks for what the model class does not implement', {
       where: className,
-      actual: Object.fromEntries(unsupported.map(({ path, input }) => [path.join('.'), JSON.stringify(input)])),
+      actual: Object.fromEntries(unsupported.map(({ path, input }) => [path.join('.'), jsonOf(input)])),
       rule: unsupported.map(({ path, values }) => `${path.join('.')} is ${values.join(' or ')}`).join('; '),
     })
   }

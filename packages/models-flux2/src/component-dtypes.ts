@@ -1,4 +1,4 @@
-import { type Backend, DTYPES, RankwiseError } from '@rankwise/core'
+import { type Backend, DTYPES, RankwiseError, textOf } from '@rankwise/core'
 import { checkOptionNames } from './option-names.ts'
 
 /** What the models of a FLUX.2 pipeline compute in. */
@@ -10,7 +10,8 @@ export type ComponentName = 'transformer' | 'textEncoder' | 'vae'
 /** One dtype for all models of a pipeline, or one for each; `default` is for those that are not named. */
 export type ComponentDTypes = PipelineDType | { readonly [K in ComponentName | 'default']?: PipelineDType }
 
-const COMPONENTS: readonly ComponentName[] = ['transformer', 'textEncoder', 'vae']
+/** Of a pipeline, the largest first. */
+export const COMPONENTS: readonly ComponentName[] = ['transformer', 'textEncoder', 'vae']
 const SUPPORTED: readonly unknown[] = ['float32', 'bfloat16'] satisfies readonly PipelineDType[]
 const DEFAULT_DTYPE = 'float32'
 
@@ -44,7 +45,7 @@ export function checkDTypes({ backend, dtype, ...given }: DTypeOptions): void {
 function checkDType(where: string, value: unknown): void {
   if (value === undefined || SUPPORTED.includes(value)) return
   const isOther = (DTYPES as readonly unknown[]).includes(value)
-  throw new RankwiseError(isOther ? 'DTYPE_UNSUPPORTED' : 'OPTION_INVALID', `${where} cannot be ${String(value)}`, {
+  throw new RankwiseError(isOther ? 'DTYPE_UNSUPPORTED' : 'OPTION_INVALID', `${where} cannot be ${textOf(value)}`, {
     where,
     rule: `${where} is ${SUPPORTED.join(' or ')}${isOther ? ', which the models of FLUX.2 are checked in' : ''}`,
   })

@@ -8,6 +8,7 @@ import {
   type LoadProgress,
   loadTogether,
   openPretrained,
+  type SayOptions,
   type TensorParallelConfig,
 } from '@rankwise/core'
 import {
@@ -18,11 +19,12 @@ import {
 } from '@rankwise/diffusion'
 import { type ComponentDTypes, type ComponentName, dtypeOf } from './component-dtypes.ts'
 import { loadAll } from './load-all.ts'
-import { checkLoadOptions } from './load-options.ts'
+import { checkLoadOptions, sharedOptionsOf } from './load-options.ts'
 import { readModelIndex, requireClass } from './model-index.ts'
 import { OnDemandTextEncoder } from './on-demand-text-encoder.ts'
 import {
   checkTextEncoder,
+  DEFAULT_PLACEMENT,
   loadPlacedTextEncoder,
   TEXT_ENCODER_FOLDER,
   type TextEncoderClass,
@@ -105,8 +107,9 @@ export async function loadComponents(
   options: Flux2KleinFromPretrainedOptions,
   kind: PipelineParts,
 ): Promise<Flux2KleinComponents> {
-  const load = async (signal: AbortSignal, fromFirst: FromFirst) => {
+  const load = async (signal: AbortSignal, fromFirst: FromFirst, sayOptions: SayOptions) => {
     checkLoadOptions(options, kind)
+    sayOptions(sharedOptionsOf(options))
     const repository = await openPretrained(pathOrId, { ...hubOptionsOf(options), signal, fromFirst })
     return loadParts({ pathOrId, repository, options, kind, within: fromFirst }, signal)
   }
@@ -184,7 +187,7 @@ function modelLoads(loading: Loading): { readonly [K in ComponentName]: (signal:
 /** The text encoder, or one that the calls load. */
 async function textEncoderFor(loading: Loading, signal: AbortSignal): Promise<HiddenStateEncoder> {
   const { pathOrId, options, kind, within } = loading
-  const { parallelConfig, textEncoderPlacement = 'replicated' } = options
+  const { parallelConfig, textEncoderPlacement = DEFAULT_PLACEMENT } = options
   const common = { ...modelOptions(loading, 'textEncoder'), subfolder: TEXT_ENCODER_FOLDER }
   const load = (placed: { readonly signal: AbortSignal | undefined; readonly within?: FromFirst }) =>
     loadPlacedTextEncoder(

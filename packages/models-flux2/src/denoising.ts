@@ -1,4 +1,4 @@
-import { type Collectives, profiled, type Tensor, throwIfAborted } from '@rankwise/core'
+import { type Collectives, profiled, RankwiseError, sameShape, Tensor, throwIfAborted } from '@rankwise/core'
 import { computeEmpiricalMu, FlowMatchEulerDiscreteScheduler, modelTimestep } from '@rankwise/diffusion'
 import type { DenoisingStep, Flux2CallOptions } from './generation-options.ts'
 import { type LatentTensor, latentTensor } from './latent-tensor.ts'
@@ -54,7 +54,7 @@ export async function* denoise(denoising: Denoising): AsyncGenerator<DenoisingSt
       latents = scheduler.step(predicted, timestep, latents)
       const replacement = await callbackOnStepEnd?.({ step, totalSteps, timestep, latents })
       if (replacement !== undefined) {
-        latents = latentTensor(replacement, 'callbackOnStepEnd').clone()
+        latents = checkedReplacement(replacement, { step, latents }).clone()
         await collectives?.broadcast(latents, { source: 0, signal })
       }
       yield { step, totalSteps, timestep, latents }
@@ -64,4 +64,30 @@ export async function* denoise(denoising: Denoising): AsyncGenerator<DenoisingSt
     collectives?.abort(error as Error)
     throw error
   }
+}
+
+/**
+ * What a callback returned, instead of the latents of a step. Not all callers have types: what diffusers takes here is a
+ * dictionary.
+ *
+ * @throws RankwiseError `OPTION_INVALID`, `LATENTS_SHAPE`, `DTYPE_UNSUPPORTED`
+ */
+function checkedReplacement(
+  returned: unknown,
+  { step, latents: { shape } }: Pick<DenoisingStep, 'step' | 'latents'>,
+): LatentTensor {
+  const where = 'callbackOnStepEnd'
+  if (!(returned instanceof Tensor)) {
+    throw new RankwiseError('OPTION_INVALID', 'what it returned is no Tensor', {
+      where,
+      actual: { step, returned: returned === null ? 'null' : typeof returned },
+      rule: 'it returns the latents that replace those of the step, or undefined',
+    })
+  }
+  if (sameShape(returned.shape, shape)) return latentTensor(returned, where)
+  throw new RankwiseError('LATENTS_SHAPE', 'the latents that it returned do not fit the picture', {
+    where,
+    actual: { step, returned: returned.shape, expected: shape },
+    rule: 'they are packed as the latents of the step are, [batch, tokens, channels]',
+  })
 }

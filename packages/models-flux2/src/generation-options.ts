@@ -56,8 +56,8 @@ export interface Flux2CallOptions<T extends OutputType = OutputType> {
    */
   readonly outputType?: T
   /**
-   * Called after every step; a tensor it returns replaces the latents. One of another dtype keeps it until the next step,
-   * as in diffusers: the step then starts from unrounded values.
+   * Called after every step; a tensor it returns replaces the latents, of which it has the shape. One of another dtype
+   * keeps it until the next step, as in diffusers: the step then starts from unrounded values.
    */
   readonly callbackOnStepEnd?: (step: DenoisingStep) => LatentTensor | undefined | Promise<LatentTensor | undefined>
   /** Aborts the call with `ABORTED`. */

@@ -1,4 +1,4 @@
-import { type DType, RankwiseError, type Shape, Tensor } from '@rankwise/core'
+import { type DType, RankwiseError, type Shape, Tensor, textOf } from '@rankwise/core'
 import type { LatentDType } from '@rankwise/diffusion'
 
 /** Latents, prompt embeddings or what a model makes of them, in the dtype that the model computes in. */
@@ -25,7 +25,7 @@ export function latentDTypeOf({ dtype }: { readonly dtype: DType }, where: strin
 
 function requireLatentDType(dtype: DType, where: string): void {
   if (LATENT_DTYPES.includes(dtype)) return
-  throw new RankwiseError('DTYPE_UNSUPPORTED', `latents and embeddings are not of ${dtype}`, {
+  throw new RankwiseError('DTYPE_UNSUPPORTED', `latents and embeddings are not of ${textOf(dtype)}`, {
     where,
     actual: { dtype },
     rule: `their dtype is one of ${LATENT_DTYPES.join(', ')}`,

@@ -1,7 +1,8 @@
-import { RankwiseError } from '@rankwise/core'
-import { checkDTypes } from './component-dtypes.ts'
+import { RankwiseError, textOf } from '@rankwise/core'
+import { COMPONENTS, checkDTypes, dtypeOf } from './component-dtypes.ts'
 import type { Flux2FromPretrainedOptions, Flux2KleinFromPretrainedOptions, PipelineParts } from './components.ts'
 import { checkOptionNames } from './option-names.ts'
+import { DEFAULT_PLACEMENT } from './text-encoder.ts'
 
 const LOAD_OPTIONS: Readonly<Record<keyof Flux2FromPretrainedOptions, true>> = {
   transformer: true,
@@ -40,12 +41,24 @@ export function checkLoadOptions(options: Flux2KleinFromPretrainedOptions, kind:
   })
 }
 
+/**
+ * Options, once they are checked, that are the same on all ranks which load a pipeline together: with others, they would
+ * wait for each other in different work, or some would compute with less precision. Models that are given have a dtype
+ * already, which the calls compare.
+ */
+export function sharedOptionsOf(options: Flux2KleinFromPretrainedOptions): Readonly<Record<string, string>> {
+  const { textEncoderPlacement = DEFAULT_PLACEMENT, lowMemory = false, dtype } = options
+  const loaded = COMPONENTS.filter((name) => options[name] === undefined)
+  const dtypes = Object.fromEntries(loaded.map((name) => [`dtype.${name}`, dtypeOf(name, dtype)]))
+  return { ...dtypes, lowMemory: String(lowMemory), textEncoderPlacement }
+}
+
 /** @throws RankwiseError `OPTION_INVALID`, `OPTION_CONFLICT` */
 function checkPlacement({ textEncoderPlacement, textEncoder, parallelConfig }: Flux2KleinFromPretrainedOptions): void {
   const where = 'textEncoderPlacement'
-  if (textEncoderPlacement === undefined || textEncoderPlacement === 'replicated') return
+  if (textEncoderPlacement === undefined || textEncoderPlacement === DEFAULT_PLACEMENT) return
   if (textEncoderPlacement !== 'sharded' && textEncoderPlacement !== 'rank0') {
-    throw new RankwiseError('OPTION_INVALID', `a text encoder is not placed as '${textEncoderPlacement}'`, {
+    throw new RankwiseError('OPTION_INVALID', `a text encoder is not placed as '${textOf(textEncoderPlacement)}'`, {
       where,
       rule: "textEncoderPlacement is 'replicated', 'sharded' or 'rank0'",
     })
@@ -62,7 +75,7 @@ function checkPlacement({ textEncoderPlacement, textEncoder, parallelConfig }: F
 function checkLowMemory({ lowMemory = false, textEncoder }: Flux2KleinFromPretrainedOptions): void {
   const where = 'lowMemory'
   if (typeof lowMemory !== 'boolean') {
-    throw new RankwiseError('OPTION_INVALID', `lowMemory cannot be ${String(lowMemory)}`, {
+    throw new RankwiseError('OPTION_INVALID', `lowMemory cannot be ${textOf(lowMemory)}`, {
       where,
       rule: 'lowMemory is a boolean',
     })

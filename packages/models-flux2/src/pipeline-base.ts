@@ -87,8 +87,8 @@ export abstract class Flux2PipelineBase<O extends Flux2CallOptions> implements F
    * Draws pictures.
    *
    * @throws RankwiseError `OPTION_UNKNOWN`, `OPTION_INVALID`, `PROMPT_MISSING`, `PROMPT_EMBEDS_SHAPE`,
-   *   `GENERATOR_BATCH`, `LATENTS_SHAPE`, `SCHEDULER_SIGMAS`, `OPTIONS_DIFFER`, `CALL_FAILED_ELSEWHERE`, `ABORTED`, and
-   *   those of the models, the backend and the collectives
+   *   `GENERATOR_BATCH`, `LATENTS_SHAPE`, `DTYPE_UNSUPPORTED`, `SCHEDULER_SIGMAS`, `OPTIONS_DIFFER`,
+   *   `CALL_FAILED_ELSEWHERE`, `ABORTED`, and those of the models, the backend and the collectives
    */
   async generate<T extends OutputType = 'image'>(options: O & { readonly outputType?: T }): Promise<Flux2Output<T>> {
     const steps = this.steps(options)

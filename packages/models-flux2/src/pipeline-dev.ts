@@ -22,7 +22,7 @@ export class Flux2Pipeline extends Flux2PipelineBase<Flux2Options> {
    * `parallelConfig`, the ranks load together or not at all. The result is called like a function.
    *
    * @throws RankwiseError `OPTION_UNKNOWN`, `OPTION_CONFLICT`, `CONFIG_NOT_FOUND`, `CONFIG_INVALID`, `PIPELINE_CLASS`,
-   *   and those of the components
+   *   `LOAD_DIFFERS`, and those of the components
    */
   static async fromPretrained(pathOrId: string, options: Flux2FromPretrainedOptions): Promise<Callable<Flux2Pipeline>> {
     const components = await loadComponents(pathOrId, options, {

@@ -21,7 +21,7 @@ export class Flux2KleinKVPipeline extends Flux2PipelineBase<Flux2CallOptions> {
    * `parallelConfig`, the ranks load together or not at all. The result is called like a function.
    *
    * @throws RankwiseError `OPTION_UNKNOWN`, `OPTION_CONFLICT`, `CONFIG_NOT_FOUND`, `CONFIG_INVALID`, `PIPELINE_CLASS`,
-   *   and those of the components
+   *   `LOAD_DIFFERS`, and those of the components
    */
   static async fromPretrained(
     pathOrId: string,

@@ -1,5 +1,5 @@
 import { createHash, type Hash } from 'node:crypto'
-import { type DType, RankwiseError, type Tensor } from '@rankwise/core'
+import { type DType, RankwiseError, Tensor, textOf } from '@rankwise/core'
 import { Generator, linspace } from '@rankwise/diffusion'
 import type { Flux2CallOptions, Flux2KleinOptions, OptionName, OutputType } from './generation-options.ts'
 import { latentTensor } from './latent-tensor.ts'
@@ -58,14 +58,14 @@ const MAX_STEPS = 100_000
 export function requestOf(options: GivenOptions, traits: CallTraits, sizes: CallSizes): Request {
   const { promptEmbeds, negativePromptEmbeds, generator, latents, sigmas = [], outputType = 'image' } = options
   const prompts = promptsOf(options)
+  for (const [name, given] of Object.entries({ promptEmbeds, negativePromptEmbeds, latents })) {
+    if (given !== undefined) checkTensor(name, given)
+  }
+  checkSigmas(sigmas)
   const steps = options.numInferenceSteps ?? options.sigmas?.length ?? traits.numInferenceSteps
   const numInferenceSteps = positiveInteger('numInferenceSteps', steps, MAX_STEPS)
   const numImagesPerPrompt = positiveInteger('numImagesPerPrompt', options.numImagesPerPrompt ?? 1)
   const batch = (prompts?.length ?? promptEmbeds?.shape[0] ?? 0) * numImagesPerPrompt
-  checkSigmas(sigmas)
-  for (const [name, tensor] of Object.entries({ promptEmbeds, negativePromptEmbeds, latents })) {
-    if (tensor !== undefined) latentTensor(tensor, name)
-  }
   checkGenerators(generator, batch)
   const guidanceScale = options.guidanceScale ?? traits.guidanceScale
   if (!Number.isFinite(guidanceScale)) throw invalid('guidanceScale', guidanceScale, 'a finite number')
@@ -133,10 +133,15 @@ function promptsOf({ prompt, promptEmbeds }: GivenOptions): readonly string[] | 
   return prompts
 }
 
+function checkTensor(name: string, given: unknown): void {
+  if (!(given instanceof Tensor)) throw invalid(name, given, 'a Tensor')
+  latentTensor(given, name)
+}
+
 function checkSigmas(sigmas: readonly number[]): void {
-  const bounded = sigmas.every((sigma) => sigma > 0 && sigma <= 1)
-  const descending = sigmas.every((sigma, i) => i === 0 || sigma < (sigmas[i - 1] as number))
-  if (!bounded || !descending) throw invalid('sigmas', sigmas.join(', '), 'a list of descending numbers in (0, 1]')
+  const bounded = Array.isArray(sigmas) && sigmas.every((sigma) => typeof sigma === 'number' && sigma > 0 && sigma <= 1)
+  const descending = bounded && sigmas.every((sigma, i) => i === 0 || sigma < (sigmas[i - 1] as number))
+  if (!descending) throw invalid('sigmas', sigmas, 'a list of descending numbers in (0, 1]')
 }
 
 function checkGenerators(generator: GivenOptions['generator'], batch: number): void {
@@ -168,7 +173,7 @@ function positiveInteger(name: string, value: number, most = Number.MAX_SAFE_INT
 }
 
 function invalid(name: string, value: unknown, rule: string): RankwiseError {
-  return new RankwiseError('OPTION_INVALID', `${name} cannot be ${String(value)}`, {
+  return new RankwiseError('OPTION_INVALID', `${name} cannot be ${textOf(value)}`, {
     where: name,
     rule: `${name} is ${rule}`,
   })

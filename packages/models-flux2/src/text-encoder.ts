@@ -17,6 +17,8 @@ import { type DecoderTextEncoder, FirstRankTextEncoder, type HiddenStateEncoder 
  */
 export type TextEncoderPlacement = 'replicated' | 'sharded' | 'rank0'
 
+export const DEFAULT_PLACEMENT: TextEncoderPlacement = 'replicated'
+
 /** Class of a text encoder. */
 export interface TextEncoderClass extends ModelClass<DecoderTextEncoder> {
   readonly weightsName: string

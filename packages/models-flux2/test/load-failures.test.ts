@@ -73,7 +73,41 @@ interface Expected {
   readonly codes: readonly [string, string]
   /** The rank that fails, for the other. */
   readonly failed?: number
+  /** What both say of options that differ. */
+  readonly different?: Readonly<Record<string, readonly [string, string]>>
 }
+
+/** Loads of a pipeline whose ranks have other options. */
+const DIFFERENT: readonly [
+  what: string,
+  options: NonNullable<LoadScenario['options']>,
+  different: NonNullable<Expected['different']>,
+][] = [
+  [
+    'a dtype of a text encoder of its own',
+    [{ dtype: { textEncoder: 'bfloat16' } }, {}],
+    { 'dtype.textEncoder': ['bfloat16', 'float32'] },
+  ],
+  [
+    'a dtype of the text encoder that rank 0 has,',
+    [{ textEncoderPlacement: 'rank0' }, { textEncoderPlacement: 'rank0', dtype: { textEncoder: 'bfloat16' } }],
+    { 'dtype.textEncoder': ['float32', 'bfloat16'] },
+  ],
+  ['lowMemory', [{}, { lowMemory: true }], { lowMemory: ['false', 'true'] }],
+  [
+    'a textEncoderPlacement',
+    [{ textEncoderPlacement: 'sharded' }, { textEncoderPlacement: 'replicated' }],
+    { textEncoderPlacement: ['sharded', 'replicated'] },
+  ],
+  [
+    'several options',
+    [
+      { dtype: 'bfloat16', textEncoderPlacement: 'rank0' },
+      { dtype: { default: 'bfloat16', vae: 'float32' }, textEncoderPlacement: 'sharded', lowMemory: true },
+    ],
+    { 'dtype.vae': ['bfloat16', 'float32'], lowMemory: ['false', 'true'], textEncoderPlacement: ['rank0', 'sharded'] },
+  ],
+]
 
 const DEVICE_MAP: object = { deviceMap: 'auto' }
 
@@ -182,6 +216,36 @@ it('two ranks load together or not at all, and their group outlives it', async (
       codes: ['TP_DEGREE_WORLD_SIZE', elsewhere],
       failed: 0,
     },
+    ...DIFFERENT.map(([what, options, different]) => ({
+      what: `${what} on one rank`,
+      scenario: { type: 'pipeline' as const, places: [PIPELINE, PIPELINE], options, delays: [1000, 0] },
+      codes: ['LOAD_DIFFERS', 'LOAD_DIFFERS'] as const,
+      different,
+    })),
+    {
+      what: 'a dtype of a transformer on one rank',
+      scenario: {
+        type: 'transformer',
+        places: [WHOLE, WHOLE],
+        options: [{}, { dtype: 'bfloat16' }],
+        delays: [0, 1000],
+      },
+      codes: ['LOAD_DIFFERS', 'LOAD_DIFFERS'],
+      different: { dtype: ['float32', 'bfloat16'] },
+    },
+    {
+      what: 'the same options, said in other words',
+      scenario: {
+        type: 'pipeline',
+        places: [PIPELINE, PIPELINE],
+        options: [
+          { dtype: 'bfloat16', lowMemory: true },
+          { dtype: { default: 'bfloat16', vae: 'bfloat16' }, lowMemory: true },
+        ],
+        delays: [0, 0],
+      },
+      codes: ['LOADED', 'LOADED'],
+    },
     {
       what: 'a hub that all have cached',
       scenario: { type: 'transformer', places: [id, id], hubs: [hub, hub], delays: [0, 0] },
@@ -259,10 +323,11 @@ it('two ranks load together or not at all, and their group outlives it', async (
     WORKER,
     cases.map(({ scenario }) => scenario),
   )
-  for (const [i, { what, codes, failed }] of cases.entries()) {
+  for (const [i, { what, codes, failed, different = {} }] of cases.entries()) {
     for (const [rank, ends] of ranks.entries()) {
-      const { code, elsewhere: heard, weightBytes, milliseconds } = ends[i] as LoadEnd
+      const { code, elsewhere: heard, different: said, weightBytes, milliseconds } = ends[i] as LoadEnd
       expect(code, `${what}, rank ${rank}`).toBe(codes[rank])
+      expect(said, `${what}, rank ${rank}`).toEqual(different)
       expect(weightBytes > 0, what).toBe(code === 'LOADED')
       // The slow ranks would need 15 s for their weights, four at a time.
       expect(milliseconds, what).toBeLessThan(codes[0] === 'LOADED' ? 30_000 : 2000)

@@ -62,6 +62,31 @@ describe('dtype of a pipeline', () => {
     await refused({ dtype }).toMatchObject({ code, where })
   })
 
+  const failing = new Proxy({}, { get: () => expect.unreachable() })
+
+  it.each([
+    ['an object without prototype', Object.create(null), '[object]'],
+    ['a symbol', Symbol('bfloat16'), 'Symbol(bfloat16)'],
+    ['a bigint', 16n, '16'],
+    ['a proxy that throws', failing, '[object]'],
+    ['a list of such', [Object.create(null)], '[[object]]'],
+  ])('nor other options are %s', async (_name, value, text) => {
+    for (const name of ['dtype.transformer', 'dtype.textEncoder', 'dtype.vae', 'dtype.default']) {
+      const message = expect.stringContaining(`${name} cannot be ${text}`)
+      await refused({ dtype: { [name.slice(6)]: value } }).toMatchObject({
+        code: 'OPTION_INVALID',
+        where: name,
+        message,
+      })
+    }
+    for (const where of ['lowMemory', 'textEncoderPlacement']) {
+      const message = expect.stringContaining(text)
+      await refused({ [where]: value }).toMatchObject({ code: 'OPTION_INVALID', where, message })
+    }
+    const loading = AutoencoderKLFlux2.fromPretrained(KLEIN, { subfolder: 'vae', backend, dtype: value as never })
+    await expect(loading).rejects.toMatchObject({ code: 'DTYPE_UNSUPPORTED', where: 'AutoencoderKLFlux2' })
+  })
+
   it('is one that the backend computes in, for every model that is loaded', async () => {
     await using single = new ReferenceBackend()
     Object.assign(single, { supports: { dtypes: ['float32'] } })

@@ -114,6 +114,36 @@ describe('the steps', () => {
     expect(new Set(packLatents(next.value.images).data).size).toBeLessThanOrEqual(sizeOf([32, 4]))
   })
 
+  it.each([
+    [
+      'of another shape',
+      Tensor.zeros('float32', [1, 3, 128]),
+      'LATENTS_SHAPE',
+      'callbackOnStepEnd: the latents that it returned do not fit the picture\n  actual: step 1, returned [1, 3, 128], expected [1, 6, 128]',
+    ],
+    [
+      'that are not packed',
+      Tensor.zeros('float32', [1, 128, 2, 3]),
+      'LATENTS_SHAPE',
+      'returned [1, 128, 2, 3], expected [1, 6, 128]',
+    ],
+    [
+      'of integers',
+      Tensor.zeros('int32', [1, 6, 128]),
+      'DTYPE_UNSUPPORTED',
+      'callbackOnStepEnd: latents and embeddings are not of int32',
+    ],
+    ['in an object', { latents: Tensor.zeros('float32', [1, 6, 128]) }, 'OPTION_INVALID', 'step 1, returned object'],
+    ['of null', null, 'OPTION_INVALID', 'step 1, returned null'],
+  ])('refuse latents %s of the callback', async (_name, returned, code, message) => {
+    const callbackOnStepEnd = (({ step }: DenoisingStep) => (step === 1 ? returned : undefined)) as never
+    await expect(pipeline({ ...small, prompt: 'a cat', callbackOnStepEnd })).rejects.toMatchObject({
+      code,
+      where: 'callbackOnStepEnd',
+      message: expect.stringContaining(message),
+    })
+  })
+
   it('stop when the signal is aborted', async () => {
     const controller = new AbortController()
     const drawing = pipeline({
@@ -165,6 +195,24 @@ describe('options', () => {
     ['other numbers of sigmas and steps', { prompt: 'a cat', sigmas: [1, 0.5, 0.2] }, 'SCHEDULER_SIGMAS'],
   ])('refuse %s', async (_name, options, code) => {
     await expect(pipeline({ ...small, ...options })).rejects.toMatchObject({ code })
+  })
+
+  it.each([
+    ['an object without prototype', Object.create(null)],
+    ['a symbol', Symbol('odd')],
+    ['a bigint', 3n],
+    ['null', null],
+    ['a proxy that throws', new Proxy({}, { get: () => expect.unreachable() })],
+  ])('refuse %s wherever it is given', async (_name, odd) => {
+    const names = ['height', 'width', 'numInferenceSteps', 'numImagesPerPrompt', 'guidanceScale', 'maxSequenceLength']
+    for (const name of [...names, 'sigmas', 'outputType', 'latents', 'prompt']) {
+      const given = { ...small, prompt: 'a cat', [name]: odd }
+      // Null is no reason not to take the default, for these.
+      const isLeftOut = odd === null && (names.includes(name) || name === 'outputType')
+      if (!isLeftOut) await expect(pipeline(given)).rejects.toMatchObject({ code: 'OPTION_INVALID', where: name })
+    }
+    const embeds = { ...small, promptEmbeds: odd as never }
+    await expect(pipeline(embeds)).rejects.toMatchObject({ code: 'OPTION_INVALID', where: 'promptEmbeds' })
   })
 
   it('say that a distilled model takes no guidance, when it was asked for', async () => {

@@ -37,8 +37,12 @@ const COMBINE: Record<ReduceOp, (a: number, b: number) => number> = {
   min: Math.min,
 }
 
-/** Reduces the contributions element by element, in the order given; 16-bit floats are added in float32. */
+/**
+ * Reduces the contributions element by element, in the order given; 16-bit floats are added in float32. A NaN that comes of
+ * it is the one without sign and payload; one rank alone keeps what it has.
+ */
 export function reduceInOrder(dtype: DType, op: ReduceOp, contributions: readonly Uint8Array[]): Uint8Array {
+  if (contributions.length === 1) return new Uint8Array(contributions[0] as Uint8Array)
   const { read, round, write } = ARITHMETIC[dtype] as Arithmetic
   const arrays = contributions.map((bytes) => viewAs(dtype, bytes))
   const result = viewAs(dtype, new Uint8Array((contributions[0] as Uint8Array).length)) as Float64Array
@@ -46,7 +50,7 @@ export function reduceInOrder(dtype: DType, op: ReduceOp, contributions: readonl
   for (let i = 0; i < result.length; i++) {
     let combined = read(first[i] as number)
     for (const array of rest) combined = round(COMBINE[op](combined, read(array[i] as number)))
-    result[i] = write(combined)
+    result[i] = write(Number.isNaN(combined) ? Number.NaN : combined)
   }
   return new Uint8Array(result.buffer)
 }

@@ -1,4 +1,5 @@
-import type { ProfileCategory, ProfileEvent } from './profiler.ts'
+import type { ProfileEvent } from './profiler.ts'
+import { traceRows } from './trace-rows.ts'
 
 /** Events in the Trace Event Format, which chrome://tracing and ui.perfetto.dev show. */
 export interface ChromeTrace {
@@ -6,28 +7,21 @@ export interface ChromeTrace {
   readonly traceEvents: readonly object[]
 }
 
-/** Rows of a rank: what nests lies in one, what is in another does not have to nest with it. */
-const ROWS: Readonly<Record<Exclude<ProfileCategory, 'stage'>, number>> = {
-  run: 1,
-  compile: 1,
-  segment: 2,
-  all_reduce: 2,
-}
-
-const ROW_NAMES = ['', 'runs', 'segments and collectives']
-
 /**
- * A trace with a process for every rank.
+ * A trace with a process for every rank. Runs of one rank that overlap are in rows of their own.
  *
  * @param ranks - the events of every rank, in rank order; the ranks of one machine have one clock
  */
 export function chromeTrace(ranks: readonly (readonly ProfileEvent[])[]): ChromeTrace {
-  const traceEvents = ranks.flatMap((events, rank) => [
-    metadata(rank, 'process_name', { name: `rank ${rank}` }),
-    metadata(rank, 'process_sort_index', { sort_index: rank }),
-    ...ROW_NAMES.flatMap((name, tid) => (name === '' ? [] : [metadata(rank, 'thread_name', { name }, tid)])),
-    ...events.flatMap((event, id) => traceEventsOf(event, rank, id)),
-  ])
+  const traceEvents = ranks.flatMap((events, rank) => {
+    const { rows, names } = traceRows(events)
+    return [
+      metadata(rank, 'process_name', { name: `rank ${rank}` }),
+      metadata(rank, 'process_sort_index', { sort_index: rank }),
+      ...names.map((name, i) => metadata(rank, 'thread_name', { name }, i + 1)),
+      ...events.flatMap((event, id) => traceEventsOf(event, { pid: rank, tid: rows[id] as number, id })),
+    ]
+  })
   return { displayTimeUnit: 'ms', traceEvents }
 }
 
@@ -35,16 +29,23 @@ function metadata(pid: number, name: string, args: object, tid = 0): object {
   return { ph: 'M', pid, tid, name, args }
 }
 
-function traceEventsOf(event: ProfileEvent, pid: number, id: number): readonly object[] {
+/** Where an event is in a trace. */
+interface Place {
+  readonly pid: number
+  readonly tid: number
+  readonly id: number
+}
+
+function traceEventsOf(event: ProfileEvent, { pid, tid, id }: Place): readonly object[] {
   const { category, name, start, duration, graph, flops, bytes } = event
   const common = { name, cat: category, pid }
   if (category === 'stage') {
     // Stages may overlap without one being inside the other: those are asynchronous events.
     return [
-      { ...common, ph: 'b', id, tid: 0, ts: start },
-      { ...common, ph: 'e', id, tid: 0, ts: start + duration },
+      { ...common, ph: 'b', id, tid, ts: start },
+      { ...common, ph: 'e', id, tid, ts: start + duration },
     ]
   }
   const gflops = flops === undefined || duration === 0 ? undefined : flops / duration / 1000
-  return [{ ...common, ph: 'X', tid: ROWS[category], ts: start, dur: duration, args: { graph, flops, gflops, bytes } }]
+  return [{ ...common, ph: 'X', tid, ts: start, dur: duration, args: { graph, flops, gflops, bytes } }]
 }

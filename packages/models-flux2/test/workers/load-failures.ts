@@ -3,6 +3,7 @@ import { setTimeout as delay } from 'node:timers/promises'
 import {
   type DeviceTensor,
   type FromHubOptions,
+  type FromPretrainedOptions,
   initProcessGroup,
   type LoadShardOptions,
   type RankwiseError,
@@ -11,7 +12,12 @@ import {
 } from '@rankwise/core'
 import { ReferenceBackend } from '@rankwise/core/reference'
 import { runRank } from '@rankwise/fixtures'
-import { Flux2KleinPipeline, Flux2Transformer2DModel, type TextEncoderPlacement } from '../../src/index.ts'
+import {
+  type Flux2FromPretrainedOptions,
+  Flux2KleinPipeline,
+  Flux2Transformer2DModel,
+  type TextEncoderPlacement,
+} from '../../src/index.ts'
 
 /** One load. Lists have an entry for every rank. */
 export interface LoadScenario {
@@ -20,6 +26,8 @@ export interface LoadScenario {
   readonly places: readonly string[]
   /** Of a pipeline. @default 'replicated' */
   readonly textEncoderPlacement?: TextEncoderPlacement
+  /** @default none */
+  readonly options?: readonly Pick<Flux2FromPretrainedOptions, 'dtype' | 'lowMemory' | 'textEncoderPlacement'>[]
   readonly hubs?: readonly FromHubOptions[]
   /** @default the size of the group */
   readonly degrees?: readonly number[]
@@ -34,6 +42,8 @@ export interface LoadEnd {
   readonly code: string
   /** What the error says of the rank that failed, where that was another. */
   readonly elsewhere: Readonly<Record<string, unknown>>
+  /** What the error says of options that differ. */
+  readonly different: Readonly<Record<string, unknown>>
   readonly milliseconds: number
   /** Bytes that are in memory then. */
   readonly weightBytes: number
@@ -58,7 +68,16 @@ class SlowBackend extends ReferenceBackend {
 runRank(async (scenarios: readonly LoadScenario[]): Promise<readonly LoadEnd[]> => {
   await using group = await initProcessGroup({ backend: 'local' })
   const ends: LoadEnd[] = []
-  for (const { type, places, textEncoderPlacement = 'replicated', hubs, degrees, delays, aborts } of scenarios) {
+  for (const {
+    type,
+    places,
+    textEncoderPlacement = 'replicated',
+    options: given,
+    hubs,
+    degrees,
+    delays,
+    aborts,
+  } of scenarios) {
     await using backend = new SlowBackend(delays[group.rank] ?? 0)
     const abortAfter = aborts?.[group.rank]
     const signal = abortAfter === undefined ? {} : { signal: AbortSignal.timeout(abortAfter) }
@@ -73,8 +92,8 @@ runRank(async (scenarios: readonly LoadScenario[]): Promise<readonly LoadEnd[]> 
     }
     const loading: Promise<unknown> =
       type === 'pipeline'
-        ? Flux2KleinPipeline.fromPretrained(place, { ...options, textEncoderPlacement })
-        : Flux2Transformer2DModel.fromPretrained(place, options)
+        ? Flux2KleinPipeline.fromPretrained(place, { ...options, textEncoderPlacement, ...given?.[group.rank] })
+        : Flux2Transformer2DModel.fromPretrained(place, { ...options, ...given?.[group.rank] } as FromPretrainedOptions)
     const error = await loading.then(
       () => undefined,
       (thrown: RankwiseError) => thrown,
@@ -82,6 +101,7 @@ runRank(async (scenarios: readonly LoadScenario[]): Promise<readonly LoadEnd[]> 
     ends.push({
       code: error === undefined ? 'LOADED' : error.code,
       elsewhere: error?.code === 'LOAD_FAILED_ELSEWHERE' ? error.actual : {},
+      different: error?.code === 'LOAD_DIFFERS' ? error.actual : {},
       milliseconds: performance.now() - start,
       weightBytes: backend.memory().weightBytes,
     })
