@@ -13,6 +13,9 @@ import { skipSync } from './folders.ts'
 import { type GatherCase, gatherCase, partBytes, partShape } from './gather-cases.ts'
 import { MemoryRanks } from './memory-ranks.ts'
 
+/** More than a part has that is contiguous. */
+const RANGES = 10
+
 const PLAN = '../../src/save/gather-plan.ts'
 
 afterEach(() => {
@@ -25,7 +28,7 @@ test('any part of a tensor saved at any degree equals slicing the whole, and no 
   // Both kinds have to be among the parts, or the property says little.
   expect(seen.mapped).toBeGreaterThan(30)
   expect(seen.gathered).toBeGreaterThan(30)
-  expect(seen.mostRanges).toBeLessThan(10)
+  expect(seen.mostRanges).toBeLessThan(RANGES)
 })
 
 /** Each moves, drops or repeats bytes of the plan and leaves its sizes as they are. */
@@ -53,8 +56,8 @@ test.each(mutants)('sees that %s', async (_, mutate) => {
 
 test('sees that strided parts are taken for contiguous', async () => {
   await mutatePlan((plan) => ({ ...plan, isContiguous: true }))
-  // A few ranges per row are right, if many: only their number tells.
-  expect((await expectResharded(150)).mostRanges).toBeGreaterThan(20)
+  // A few ranges per row are right, if many: only their number tells. 15 to 180 in 16 runs.
+  expect((await expectResharded(150)).mostRanges).toBeGreaterThanOrEqual(RANGES)
 })
 
 test('sees that a rank takes the piece of another', async () => {
