@@ -19,7 +19,8 @@ typedef struct {
 bool device_address(napi_env env, const engine_t *engine, napi_value value, size_t bytes, void **address) {
   uint64_t number;
   bool lossless;
-  if (engine->settings.cuda != NULL && napi_get_value_bigint_uint64(env, value, &number, &lossless) == napi_ok && lossless) {
+  if (engine->settings.cuda != NULL && napi_get_value_bigint_uint64(env, value, &number, &lossless) == napi_ok &&
+      lossless) {
     *address = (void *)(uintptr_t)number;
     if (cuda_holds(engine->settings.cuda, *address, bytes)) return true;
   }
@@ -130,10 +131,14 @@ static napi_value start_copy(napi_env env, napi_callback_info info, int kind) {
 }
 
 // cudaWrite(engine, address, data: TypedArray): a promise. The data is not changed meanwhile.
-static napi_value write_device(napi_env env, napi_callback_info info) { return start_copy(env, info, CUDA_HOST_TO_DEVICE); }
+static napi_value write_device(napi_env env, napi_callback_info info) {
+  return start_copy(env, info, CUDA_HOST_TO_DEVICE);
+}
 
 // cudaRead(engine, address, data: TypedArray): a promise
-static napi_value read_device(napi_env env, napi_callback_info info) { return start_copy(env, info, CUDA_DEVICE_TO_HOST); }
+static napi_value read_device(napi_env env, napi_callback_info info) {
+  return start_copy(env, info, CUDA_DEVICE_TO_HOST);
+}
 
 bool define_cuda(napi_env env, napi_value exports) {
   const napi_property_descriptor functions[] = {

@@ -22,7 +22,8 @@
 #define CUDA_FIELD(RETURNS, NAME, ARGUMENTS) RETURNS(*NAME) ARGUMENTS;
 static struct {
   pthread_mutex_t lock;
-  bool loaded;
+  // What it was loaded as; NULL before.
+  char *library;
   CUDA_FUNCTIONS(CUDA_FIELD)
 } cudart = {.lock = PTHREAD_MUTEX_INITIALIZER};
 #undef CUDA_FIELD
@@ -58,13 +59,21 @@ static char *bind_functions(const char *library) {
   if (cudart.NAME == NULL) return strdup(dlerror());
   CUDA_FUNCTIONS(BIND)
 #undef BIND
-  cudart.loaded = true;
+  cudart.library = strdup(library);
   return NULL;
+}
+
+// Addresses and streams are those of one library.
+static char *check_library(const char *library) {
+  char *text = NULL;
+  if (strcmp(library, cudart.library) == 0) return NULL;
+  if (asprintf(&text, "%s: the process has loaded %s already", library, cudart.library) >= 0) return text;
+  return strdup("out of memory");
 }
 
 char *cuda_load(const char *library, int *count) {
   pthread_mutex_lock(&cudart.lock);
-  char *error = cudart.loaded ? NULL : bind_functions(library);
+  char *error = cudart.library == NULL ? bind_functions(library) : check_library(library);
   pthread_mutex_unlock(&cudart.lock);
   return error == NULL ? failed("cudaGetDeviceCount", cudart.cudaGetDeviceCount(count)) : error;
 }
@@ -79,7 +88,7 @@ static char *start(cuda_t *cuda) {
 }
 
 char *cuda_open(int device, cuda_t **cuda) {
-  if (!cudart.loaded) return strdup("libcudart is not loaded");
+  if (cudart.library == NULL) return strdup("libcudart is not loaded");
   cuda_t *opened = calloc(1, sizeof *opened);
   if (opened == NULL) return strdup("out of memory");
   opened->device = device;
@@ -130,7 +139,8 @@ char *cuda_release(cuda_t *cuda, void *address) {
 bool cuda_holds(const cuda_t *cuda, const void *address, size_t bytes) {
   for (const block_t *block = cuda->blocks; block != NULL; block = block->next) {
     const size_t offset = (size_t)((const char *)address - block->address);
-    if ((const char *)address >= block->address && offset <= block->bytes && bytes <= block->bytes - offset) return true;
+    const bool begins = (const char *)address >= block->address && offset <= block->bytes;
+    if (begins && bytes <= block->bytes - offset) return true;
   }
   return false;
 }
@@ -140,8 +150,8 @@ char *cuda_copy(const cuda_t *cuda, void *target, const void *source, size_t byt
   return error == NULL ? failed("cudaStreamSynchronize", cudart.cudaStreamSynchronize(cuda->stream)) : error;
 }
 
-// TF32, which the provider multiplies float32 in unless it is told not to, has 10 bits of mantissa. Memory of a session grows
-// by what it needs: every session has its own, and doubling it would take twice as much of the GPU.
+// TF32, which the provider multiplies float32 in unless it is told not to, has 10 bits of mantissa. Memory of a session
+// grows by what it needs: every session has its own, and doubling it would take twice as much of the GPU.
 static char *set_options(const cuda_t *cuda, OrtCUDAProviderOptionsV2 *options) {
   const ort_t *ort = runtime_ort();
   char device[16];

@@ -12,7 +12,7 @@ enum { CUDA_HOST_TO_DEVICE = 1, CUDA_DEVICE_TO_HOST = 2 };
 
 // What returns text returns an error to be freed, or NULL.
 
-// Loads libcudart, unless that has been done in this process, and counts the GPUs that it sees.
+// Loads libcudart, once in a process and always from the same file, and counts the GPUs that it sees.
 char *cuda_load(const char *library, int *count);
 
 // A stream on a GPU, which becomes the one of the thread that calls. Takes seconds where CUDA starts on it.

@@ -23,7 +23,8 @@ static char *configure(OrtSessionOptions *options, const session_settings_t *set
   if (error == NULL) error = runtime_error(ort->DisableMemPattern(options));
   if (error == NULL) error = runtime_error(ort->AddSessionConfigEntry(options, "session.use_env_allocators", "1"));
   if (error == NULL) error = runtime_error(ort->AddSessionConfigEntry(options, "session.force_spinning_stop", "1"));
-  if (error == NULL) error = settings->cuda == NULL ? add_linear(options, settings) : cuda_configure(settings->cuda, options);
+  if (error != NULL) return error;
+  error = settings->cuda == NULL ? add_linear(options, settings) : cuda_configure(settings->cuda, options);
   if (error != NULL) return error;
   if (shares) return runtime_error(ort->DisablePerSessionThreads(options));
   error = runtime_error(ort->SetIntraOpNumThreads(options, settings->threads));
