@@ -137,11 +137,24 @@ describe.skipIf(NO_FAKE !== undefined)('on a fake GPU', () => {
   })
 
   it('what is disposed while it is copied stays until it is there', async () => {
-    await using backend = await fakeBackend()
-    for (let i = 0; i < 20; i++) {
-      const value = backend.upload(normal([1000, 100], i))
-      value.dispose()
+    let open = () => {}
+    let gate: Promise<void> = Promise.resolve()
+    let written: Promise<void> = gate
+    const { cudaWrite } = fakeAddon()
+    const late: typeof cudaWrite = (...args) => {
+      written = gate.then(() => cudaWrite(...args))
+      return written
     }
+    await using backend = await fakeBackend(0, fakeAddon({ cudaWrite: late }))
+    const executable = await backend.compile(SILU)
+    gate = new Promise((resolve) => {
+      open = resolve
+    })
+    backend.upload(X).dispose()
+    // Frees the memory that is not in use.
+    await executable.dispose()
+    open()
+    await written
   })
 
   it('ids outside of a table are refused before they are looked up, and computed ones when the segment is compiled', async () => {
