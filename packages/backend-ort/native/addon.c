@@ -141,6 +141,8 @@ static void free_engine(napi_env env, void *data, void *hint) {
     interrupt(engine);
     napi_release_threadsafe_function(engine->done, napi_tsfn_release);
   }
+  // JavaScript has ended without closing the engine. Its sessions, which may go later, still have the stream.
+  if (engine->settings.cuda != NULL) cuda_free_all(engine->settings.cuda);
   if (engine->settings.run_options != NULL) runtime_ort()->ReleaseRunOptions(engine->settings.run_options);
   free(engine->settings.processors);
   free(engine);

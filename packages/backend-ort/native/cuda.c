@@ -98,9 +98,12 @@ char *cuda_open(int device, cuda_t **cuda) {
   return error;
 }
 
-void cuda_close(cuda_t *cuda) {
-  cudart.cudaSetDevice(cuda->device);
+void cuda_free_all(cuda_t *cuda) {
   while (cuda->blocks != NULL) free(cuda_release(cuda, cuda->blocks->address));
+}
+
+void cuda_close(cuda_t *cuda) {
+  cuda_free_all(cuda);
   if (cuda->stream != NULL) cudart.cudaStreamDestroy(cuda->stream);
   if (cuda->memory != NULL) runtime_ort()->ReleaseMemoryInfo(cuda->memory);
   free(cuda);

@@ -17,7 +17,9 @@ char *cuda_load(const char *library, int *count);
 
 // A stream on a GPU, which becomes the one of the thread that calls. Takes seconds where CUDA starts on it.
 char *cuda_open(int device, cuda_t **cuda);
-// After all sessions and copies have ended: frees the memory that is left, and the stream.
+// After all copies have ended: frees the memory that is left.
+void cuda_free_all(cuda_t *cuda);
+// After all sessions have ended as well: frees the stream too.
 void cuda_close(cuda_t *cuda);
 
 const void *cuda_stream(const cuda_t *cuda);

@@ -53,7 +53,7 @@ export class GpuMemory implements ValueMemory<GpuBuffer> {
 
   /** Frees memory that nothing of its size will be needed for again. */
   release({ dataPtr }: GpuBuffer): void {
-    if (!this.#isDisposed) this.#addon.cudaFree(this.#native, dataPtr)
+    if (!this.#isDisposed) this.#freeAddress(dataPtr)
   }
 
   data({ dataPtr }: GpuBuffer): bigint {
@@ -75,7 +75,7 @@ export class GpuMemory implements ValueMemory<GpuBuffer> {
 
   clear(): void {
     for (const addresses of this.#free.values()) {
-      for (const address of addresses) this.#addon.cudaFree(this.#native, address)
+      for (const address of addresses) this.#freeAddress(address)
     }
     this.#free.clear()
   }
@@ -102,6 +102,15 @@ export class GpuMemory implements ValueMemory<GpuBuffer> {
         remedy: 'split the model over more GPUs, or end what else takes memory of this one (`nvidia-smi`)',
         cause,
       })
+    }
+  }
+
+  /** After some errors of a GPU every call fails with them; whoever computes learns of it. */
+  #freeAddress(address: bigint): void {
+    try {
+      this.#addon.cudaFree(this.#native, address)
+    } catch (error) {
+      if (!messageOf(error).startsWith('cuda')) throw error
     }
   }
 
