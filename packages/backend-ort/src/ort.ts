@@ -59,8 +59,8 @@ export interface OrtOptions {
 /**
  * The backend on ONNX Runtime.
  *
- * @throws RankwiseError `ORT_CUDA` when the device is to be 'cuda' and that cannot be used; `BACKEND_DEVICE`, `BACKEND_ENGINE`, `BACKEND_THREADS`, `BACKEND_PINNING`, `BACKEND_WEIGHTS`,
- *   `RENDEZVOUS_ENV`; `BACKEND_MAPPING` when weights must be mapped and nothing can be mapped here, `ORT_ENGINE` when the
+ * @throws RankwiseError `BACKEND_DEVICE`, `BACKEND_ENGINE`, `BACKEND_THREADS`, `BACKEND_PINNING`, `BACKEND_WEIGHTS`,
+ *   `RENDEZVOUS_ENV`; `ORT_CUDA` when it is to compute on a GPU and cannot; `BACKEND_MAPPING` when weights must be mapped and nothing can be mapped here, `ORT_ENGINE` when the
  *   engine is to be 'capi' and that cannot be used
  */
 export async function ort(options: OrtOptions): Promise<OrtBackend> {
