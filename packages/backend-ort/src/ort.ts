@@ -60,8 +60,8 @@ export interface OrtOptions {
  * The backend on ONNX Runtime.
  *
  * @throws RankwiseError `BACKEND_DEVICE`, `BACKEND_ENGINE`, `BACKEND_THREADS`, `BACKEND_PINNING`, `BACKEND_WEIGHTS`,
- *   `RENDEZVOUS_ENV`; `ORT_CUDA` when it is to compute on a GPU and cannot; `BACKEND_MAPPING` when weights must be mapped and nothing can be mapped here, `ORT_ENGINE` when the
- *   engine is to be 'capi' and that cannot be used
+ *   `RENDEZVOUS_ENV`; `ORT_CUDA` when it is to compute on a GPU and cannot; `BACKEND_MAPPING` when weights must be mapped
+ *   and nothing can be mapped here, `ORT_ENGINE` when the engine is to be 'capi' and that cannot be used
  */
 export async function ort(options: OrtOptions): Promise<OrtBackend> {
   const { device, deviceId } = options
