@@ -1,67 +1,42 @@
 // What src/engine/addon.ts sees. Arguments are checked there; what would make this code read or write other memory than
 // it was given is checked here again.
 #define _GNU_SOURCE
-#define NAPI_VERSION 8
-#include <node_api.h>
+#include "addon.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 #include "linear.h"
-#include "session.h"
-#include "worker.h"
 
 // As PROTOCOL in src/engine/addon.ts.
-enum { PROTOCOL = 1 };
-enum { MOST_ARGUMENTS = 5, MOST_TEXT = 4096, MOST_DIMENSIONS = 64 };
+enum { PROTOCOL = 2 };
+enum { MOST_TEXT = 4096, MOST_DIMENSIONS = 64 };
 
-typedef struct {
-  worker_t *worker;
-  napi_threadsafe_function done;
-  session_settings_t settings;
-  // Jobs that have a promise which is not settled.
-  int pending;
-} engine_t;
-
-// One call of ONNX Runtime, and what it needs meanwhile. The JavaScript values in `kept` are those it reads and writes.
-typedef struct {
-  job_t job;
-  engine_t *engine;
-  graph_t *graph;
-  const void *model;
-  size_t model_bytes;
-  void **data;
-  char *error;
-  napi_ref kept;
-  napi_deferred deferred;
-} task_t;
-
-static napi_value fail(napi_env env, const char *message) {
+napi_value fail(napi_env env, const char *message) {
   napi_throw_error(env, NULL, message);
   return NULL;
 }
 
-// Throws an error and frees its text.
-static napi_value fail_with(napi_env env, char *message) {
+napi_value fail_with(napi_env env, char *message) {
   fail(env, message);
   free(message);
   return NULL;
 }
 
-static bool arguments(napi_env env, napi_callback_info info, size_t wanted, napi_value *values) {
+bool arguments(napi_env env, napi_callback_info info, size_t wanted, napi_value *values) {
   size_t count = wanted;
   if (napi_get_cb_info(env, info, &count, values, NULL, NULL) == napi_ok && count >= wanted) return true;
   fail(env, "too few arguments");
   return false;
 }
 
-static void *external(napi_env env, napi_value value) {
+void *external(napi_env env, napi_value value) {
   void *data = NULL;
   if (napi_get_value_external(env, value, &data) != napi_ok) fail(env, "an argument is not what it should be");
   return data;
 }
 
-// A copy of a string; NULL after an error, and without one for null.
-static char *text(napi_env env, napi_value value) {
+char *text(napi_env env, napi_value value) {
   napi_valuetype type;
   if (napi_typeof(env, value, &type) == napi_ok && type == napi_null) return NULL;
   char buffer[MOST_TEXT];
@@ -73,7 +48,7 @@ static char *text(napi_env env, napi_value value) {
   return NULL;
 }
 
-static bool typed_array(napi_env env, napi_value value, void **data, size_t *bytes) {
+bool typed_array(napi_env env, napi_value value, void **data, size_t *bytes) {
   static const size_t ITEM_BYTES[] = {1, 1, 1, 2, 2, 4, 4, 4, 8, 8, 8};
   // Where an array is empty, there may be no address; ONNX Runtime asks for one.
   static char nothing[64];
@@ -95,7 +70,7 @@ static void announce(job_t *job, void *context) {
   napi_call_threadsafe_function(engine->done, job, napi_tsfn_blocking);
 }
 
-static void free_task(task_t *task) {
+void free_task(task_t *task) {
   free(task->data);
   free(task->error);
   free(task);
@@ -122,8 +97,7 @@ static void settle(napi_env env, napi_value callback, void *context, void *data)
   free_task(task);
 }
 
-// Gives a task to the engine. Node.js does not end before its promise is settled.
-static napi_value start(napi_env env, task_t *task, napi_value kept, void (*work)(job_t *)) {
+napi_value start(napi_env env, task_t *task, napi_value kept, void (*work)(job_t *)) {
   engine_t *engine = task->engine;
   napi_value promise;
   if (engine->worker == NULL) {
@@ -167,6 +141,8 @@ static void free_engine(napi_env env, void *data, void *hint) {
     interrupt(engine);
     napi_release_threadsafe_function(engine->done, napi_tsfn_release);
   }
+  // JavaScript has ended without closing the engine. Its sessions, which may go later, still have the stream.
+  if (engine->settings.cuda != NULL) cuda_free_all(engine->settings.cuda);
   if (engine->settings.run_options != NULL) runtime_ort()->ReleaseRunOptions(engine->settings.run_options);
   free(engine->settings.processors);
   free(engine);
@@ -229,6 +205,8 @@ static napi_value close_engine(napi_env env, napi_callback_info info) {
   napi_remove_env_cleanup_hook(env, interrupt, engine);
   stop_worker(engine);
   napi_release_threadsafe_function(engine->done, napi_tsfn_release);
+  if (engine->settings.cuda != NULL) cuda_close(engine->settings.cuda);
+  engine->settings.cuda = NULL;
   return NULL;
 }
 
@@ -311,19 +289,23 @@ static napi_value describe(napi_env env, napi_callback_info info) {
   return fail(env, "out of memory");
 }
 
-// A task of the first two arguments, which are the engine and a graph. All arguments are kept.
-static task_t *make_task(napi_env env, const napi_value *values, size_t count, napi_value *kept) {
-  engine_t *engine = external(env, values[0]);
-  graph_t *graph = engine == NULL ? NULL : external(env, values[1]);
-  if (graph == NULL || napi_create_array_with_length(env, count, kept) != napi_ok) return NULL;
-  for (size_t i = 0; i < count; i++) napi_set_element(env, *kept, (uint32_t)i, values[i]);
-  task_t *task = calloc(1, sizeof *task);
+void *make_task(napi_env env, engine_t *engine, size_t size, const napi_value *values, size_t count, napi_value *kept) {
+  task_t *task = napi_create_array_with_length(env, count, kept) == napi_ok ? calloc(1, size) : NULL;
   if (task == NULL) {
     fail(env, "out of memory");
     return NULL;
   }
+  for (size_t i = 0; i < count; i++) napi_set_element(env, *kept, (uint32_t)i, values[i]);
   task->engine = engine;
-  task->graph = graph;
+  return task;
+}
+
+// A task of the first two arguments, which are the engine and a graph.
+static task_t *make_graph_task(napi_env env, const napi_value *values, size_t count, napi_value *kept) {
+  engine_t *engine = external(env, values[0]);
+  graph_t *graph = engine == NULL ? NULL : external(env, values[1]);
+  task_t *task = graph == NULL ? NULL : make_task(env, engine, sizeof *task, values, count, kept);
+  if (task != NULL) task->graph = graph;
   return task;
 }
 
@@ -338,7 +320,7 @@ static napi_value load(napi_env env, napi_callback_info info) {
   void *model;
   size_t bytes;
   if (!arguments(env, info, 3, values) || !typed_array(env, values[2], &model, &bytes)) return NULL;
-  task_t *task = make_task(env, values, 3, &kept);
+  task_t *task = make_graph_task(env, values, 3, &kept);
   if (task == NULL) return NULL;
   task->model = model;
   task->model_bytes = bytes;
@@ -351,8 +333,17 @@ static void run_work(job_t *job) {
                                              : graph_run(task->graph, &task->engine->settings, task->data);
 }
 
+// The memory of an input or output; false after an error.
+static bool read_port_data(napi_env env, const engine_t *engine, const port_t *port, napi_value value, void **data) {
+  size_t bytes;
+  if (engine->settings.cuda != NULL) return device_address(env, engine, value, port->bytes, data);
+  if (!typed_array(env, value, data, &bytes)) return false;
+  if (bytes != port->bytes) fail(env, "an input or output has another size than the graph says");
+  return bytes == port->bytes;
+}
+
 // The memory of every input and output; false after an error.
-static bool read_data(napi_env env, const graph_t *graph, napi_value list, void **data) {
+static bool read_data(napi_env env, const engine_t *engine, const graph_t *graph, napi_value list, void **data) {
   uint32_t count;
   const size_t wanted = graph->input_count + graph->output_count;
   if (napi_get_array_length(env, list, &count) != napi_ok || count != wanted) {
@@ -361,23 +352,23 @@ static bool read_data(napi_env env, const graph_t *graph, napi_value list, void 
   }
   for (uint32_t i = 0; i < count; i++) {
     napi_value value;
-    size_t bytes;
-    if (napi_get_element(env, list, i, &value) != napi_ok || !typed_array(env, value, data + i, &bytes)) return false;
-    if (bytes == graph->ports[i].bytes) continue;
-    fail(env, "an input or output has another size than the graph says");
-    return false;
+    if (napi_get_element(env, list, i, &value) != napi_ok) return false;
+    if (!read_port_data(env, engine, graph->ports + i, value, data + i)) return false;
   }
   return true;
 }
 
-// run(engine, graph, inputsAndOutputs: TypedArray[]): a promise. The list is not changed meanwhile.
+// run(engine, graph, inputsAndOutputs: TypedArray[], or BigInt[] where the engine has a GPU): a promise. The list is not
+// changed meanwhile.
 static napi_value run(napi_env env, napi_callback_info info) {
   napi_value values[MOST_ARGUMENTS], kept;
   if (!arguments(env, info, 3, values)) return NULL;
-  task_t *task = make_task(env, values, 3, &kept);
+  task_t *task = make_graph_task(env, values, 3, &kept);
   if (task == NULL) return NULL;
   task->data = calloc(task->graph->input_count + task->graph->output_count + 1, sizeof *task->data);
-  if (task->data != NULL && read_data(env, task->graph, values[2], task->data)) return start(env, task, kept, run_work);
+  if (task->data != NULL && read_data(env, task->engine, task->graph, values[2], task->data)) {
+    return start(env, task, kept, run_work);
+  }
   free_task(task);
   return NULL;
 }
@@ -388,7 +379,7 @@ static void unload_work(job_t *job) { graph_unload(((task_t *)job)->graph); }
 static napi_value unload(napi_env env, napi_callback_info info) {
   napi_value values[MOST_ARGUMENTS], kept;
   if (!arguments(env, info, 2, values)) return NULL;
-  task_t *task = make_task(env, values, 2, &kept);
+  task_t *task = make_graph_task(env, values, 2, &kept);
   return task == NULL ? NULL : start(env, task, kept, unload_work);
 }
 
@@ -418,5 +409,6 @@ NAPI_MODULE_INIT() {
   if (napi_create_string_utf8(env, linear_instruction_set(), NAPI_AUTO_LENGTH, &instructions) != napi_ok) return NULL;
   if (napi_set_named_property(env, exports, "instructionSet", instructions) != napi_ok) return NULL;
   const size_t count = sizeof functions / sizeof *functions;
-  return napi_define_properties(env, exports, count, functions) == napi_ok ? exports : NULL;
+  if (napi_define_properties(env, exports, count, functions) != napi_ok) return NULL;
+  return define_cuda(env, exports) ? exports : NULL;
 }

@@ -25,7 +25,7 @@ const libc = process.report.getReport().header.glibcVersionRuntime === undefined
 const target = join(root, 'prebuilds', `${process.platform}-${process.arch}`, `node.napi.${libc}.node`)
 
 const FLAGS = ['-O2', '-std=c11', '-Wall', '-Wextra', '-fPIC', '-fvisibility=hidden']
-const SOURCES = ['addon', 'gemm', 'linear', 'runtime', 'session', 'worker']
+const SOURCES = ['addon', 'cuda', 'cuda-addon', 'gemm', 'linear', 'runtime', 'session', 'worker']
 // gemm-kernel.c, once per instruction set.
 const kernels = JSON.parse(readFileSync(join(sources, 'gemm-variants.json'), 'utf8'))
 

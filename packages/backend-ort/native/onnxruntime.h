@@ -14,6 +14,7 @@ typedef struct OrtMemoryInfo OrtMemoryInfo;
 typedef struct OrtArenaCfg OrtArenaCfg;
 typedef struct OrtThreadingOptions OrtThreadingOptions;
 typedef struct OrtSessionOptions OrtSessionOptions;
+typedef struct OrtCUDAProviderOptionsV2 OrtCUDAProviderOptionsV2;
 typedef struct OrtSession OrtSession;
 typedef struct OrtRunOptions OrtRunOptions;
 typedef struct OrtValue OrtValue;
@@ -24,7 +25,7 @@ typedef struct OrtKernelContext OrtKernelContext;
 // Only what is fatal is logged: everything below is in the status of a call as well.
 enum { ORT_LOG_FATAL = 4 };
 enum { ORT_OPTIMIZE_BASIC = 1 };
-enum { ORT_ARENA = 1 };
+enum { ORT_DEVICE_ALLOCATOR = 0, ORT_ARENA = 1 };
 enum { ORT_MEMORY_DEFAULT = 0 };
 enum { ORT_FAIL = 1, ORT_INVALID_ARGUMENT = 2 };
 enum { ORT_REQUIRED = 0, ORT_VARIADIC = 2 };
@@ -90,12 +91,15 @@ struct OrtCustomOp {
   FUNCTION(61, OrtStatus *, GetDimensionsCount, (const OrtTensorTypeAndShapeInfo *, size_t *count))                    \
   FUNCTION(62, OrtStatus *, GetDimensions, (const OrtTensorTypeAndShapeInfo *, int64_t *sizes, size_t count))          \
   FUNCTION(65, OrtStatus *, GetTensorTypeAndShape, (const OrtValue *, OrtTensorTypeAndShapeInfo **))                   \
+  FUNCTION(68, OrtStatus *, CreateMemoryInfo,                                                                         \
+           (const char *name, int allocator_type, int device, int memory_type, OrtMemoryInfo **))                     \
   FUNCTION(69, OrtStatus *, CreateCpuMemoryInfo, (int allocator_type, int memory_type, OrtMemoryInfo **))             \
   FUNCTION(88, OrtStatus *, KernelContext_GetInputCount, (const OrtKernelContext *, size_t *count))                     \
   FUNCTION(90, OrtStatus *, KernelContext_GetInput, (const OrtKernelContext *, size_t index, const OrtValue **))       \
   FUNCTION(91, OrtStatus *, KernelContext_GetOutput,                                                                   \
            (OrtKernelContext *, size_t index, const int64_t *sizes, size_t count, OrtValue **))                        \
   FUNCTION(93, void, ReleaseStatus, (OrtStatus *))                                                                    \
+  FUNCTION(94, void, ReleaseMemoryInfo, (OrtMemoryInfo *))                                                            \
   FUNCTION(95, void, ReleaseSession, (OrtSession *))                                                                  \
   FUNCTION(96, void, ReleaseValue, (OrtValue *))                                                                      \
   FUNCTION(97, void, ReleaseRunOptions, (OrtRunOptions *))                                                            \
@@ -114,7 +118,15 @@ struct OrtCustomOp {
   FUNCTION(164, OrtStatus *, CreateArenaCfgV2,                                                                        \
            (const char *const *keys, const size_t *values, size_t count, OrtArenaCfg **))                             \
   FUNCTION(177, OrtStatus *, UnregisterAllocator, (OrtEnv *, const OrtMemoryInfo *))                                  \
+  FUNCTION(204, OrtStatus *, SessionOptionsAppendExecutionProvider_CUDA_V2,                                           \
+           (OrtSessionOptions *, const OrtCUDAProviderOptionsV2 *))                                                   \
+  FUNCTION(205, OrtStatus *, CreateCUDAProviderOptions, (OrtCUDAProviderOptionsV2 **))                                \
+  FUNCTION(206, OrtStatus *, UpdateCUDAProviderOptions,                                                               \
+           (OrtCUDAProviderOptionsV2 *, const char *const *keys, const char *const *values, size_t count))            \
+  FUNCTION(208, void, ReleaseCUDAProviderOptions, (OrtCUDAProviderOptionsV2 *))                                       \
   FUNCTION(227, OrtStatus *, SetGlobalIntraOpThreadAffinity, (OrtThreadingOptions *, const char *processors))          \
+  FUNCTION(263, OrtStatus *, UpdateCUDAProviderOptionsWithValue,                                                      \
+           (OrtCUDAProviderOptionsV2 *, const char *key, void *value))                                                \
   FUNCTION(274, OrtStatus *, KernelContext_ParallelFor,                                                                \
            (const OrtKernelContext *, void (*body)(void *, size_t), size_t count, size_t batches, void *data))
 

@@ -6,6 +6,13 @@
 
 #include "linear.h"
 
+// The operator of our own has a kernel for the CPU only.
+static char *add_linear(OrtSessionOptions *options, const session_settings_t *settings) {
+  OrtCustomOpDomain *domain = NULL;
+  char *error = linear_domain(settings->threads, &domain);
+  return error == NULL ? runtime_error(runtime_ort()->AddCustomOpDomain(options, domain)) : error;
+}
+
 // Optimisations from "extended" on turn Add + LayerNormalization into SkipLayerNormalization, which is 2 to 5 times less
 // exact. A memory pattern would be allocated beside the arena. Threads that spin after a run take the cores from others.
 static char *configure(OrtSessionOptions *options, const session_settings_t *settings) {
@@ -16,9 +23,8 @@ static char *configure(OrtSessionOptions *options, const session_settings_t *set
   if (error == NULL) error = runtime_error(ort->DisableMemPattern(options));
   if (error == NULL) error = runtime_error(ort->AddSessionConfigEntry(options, "session.use_env_allocators", "1"));
   if (error == NULL) error = runtime_error(ort->AddSessionConfigEntry(options, "session.force_spinning_stop", "1"));
-  OrtCustomOpDomain *domain = NULL;
-  if (error == NULL) error = linear_domain(settings->threads, &domain);
-  if (error == NULL) error = runtime_error(ort->AddCustomOpDomain(options, domain));
+  if (error != NULL) return error;
+  error = settings->cuda == NULL ? add_linear(options, settings) : cuda_configure(settings->cuda, options);
   if (error != NULL) return error;
   if (shares) return runtime_error(ort->DisablePerSessionThreads(options));
   error = runtime_error(ort->SetIntraOpNumThreads(options, settings->threads));
@@ -54,12 +60,12 @@ char *graph_load(graph_t *graph, const session_settings_t *settings, const void 
 }
 
 // Values are small objects that point to the data of others.
-static char *make_values(graph_t *graph, void *const *data) {
+static char *make_values(graph_t *graph, const OrtMemoryInfo *memory, void *const *data) {
   const ort_t *ort = runtime_ort();
   for (size_t i = 0; i < graph->input_count + graph->output_count; i++) {
     const port_t *port = graph->ports + i;
     char *error = runtime_error(ort->CreateTensorWithDataAsOrtValue(
-        runtime_memory(), data[i], port->bytes, port->shape, port->rank, port->element_type, graph->values + i));
+        memory, data[i], port->bytes, port->shape, port->rank, port->element_type, graph->values + i));
     if (error != NULL) return error;
   }
   return NULL;
@@ -68,7 +74,7 @@ static char *make_values(graph_t *graph, void *const *data) {
 char *graph_run(graph_t *graph, const session_settings_t *settings, void *const *data) {
   const ort_t *ort = runtime_ort();
   const size_t inputs = graph->input_count, outputs = graph->output_count;
-  char *error = make_values(graph, data);
+  char *error = make_values(graph, settings->cuda == NULL ? runtime_memory() : cuda_memory(settings->cuda), data);
   if (error == NULL) {
     error = runtime_error(ort->Run(graph->session, settings->run_options, graph->names,
                                    (const OrtValue *const *)graph->values, inputs, graph->names + inputs, outputs,

@@ -1,6 +1,6 @@
 // A graph that ONNX Runtime has loaded. Nothing here is told to Node.js: it runs on the thread of an engine.
 #pragma once
-#include "runtime.h"
+#include "cuda.h"
 
 typedef struct {
   char *name;
@@ -27,11 +27,13 @@ typedef struct {
   // Of the threads beside the one that runs, or NULL.
   char *processors;
   OrtRunOptions *run_options;
+  // The GPU that computes; NULL where the CPU does.
+  cuda_t *cuda;
 } session_settings_t;
 
 // All return an error to be freed, or NULL.
 char *graph_load(graph_t *graph, const session_settings_t *settings, const void *model, size_t bytes);
-// `data` has the memory of every port, which ONNX Runtime reads and writes where it is.
+// `data` has the memory of every port, on the GPU where there is one, which ONNX Runtime reads and writes where it is.
 char *graph_run(graph_t *graph, const session_settings_t *settings, void *const *data);
 
 // Gives the session back; idempotent.

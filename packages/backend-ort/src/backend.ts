@@ -1,6 +1,7 @@
 import {
   type Backend,
   type Capabilities,
+  type DeviceMemory,
   type DeviceTensor,
   type Executable,
   type LoadShardOptions,
@@ -10,54 +11,59 @@ import {
   type ShardSource,
   type Tensor,
 } from '@rankwise/core'
-import type { Engine, EngineName } from './engine/engine.ts'
-import type { EngineSelection, SelectedEngine } from './engine/engine-selection.ts'
-import { OrtExecutable } from './executable.ts'
+import type { ComputeDevice, LoadedWeight } from './device.ts'
+import type { EngineName } from './engine/engine.ts'
+import type { EngineSelection } from './engine/engine-selection.ts'
+import type { OrtExecutable } from './executable.ts'
 import { computeDType } from './host-dtype.ts'
-import { HostTensor } from './host-tensor.ts'
-import type { WeightLoader } from './weight-loader.ts'
-import { WeightTensor } from './weight-tensor.ts'
 
-/** Runs segments on ONNX Runtime's CPU provider, in float32 or bfloat16. Made by {@link ort}. */
+/** Runs segments on ONNX Runtime's CPU or CUDA provider, in float32 or bfloat16. Made by {@link ort}. */
 export class OrtBackend implements Backend {
-  /** `ort-capi` or `ort-binding`. */
+  /** `ort-capi` or `ort-binding` on the CPU, `ort-cuda` on a GPU. */
   readonly name: string
   readonly supports: Capabilities = { dtypes: ['float32', 'bfloat16'] }
   /** Threads that one operation runs on. */
   readonly threads: number
   /** What calls ONNX Runtime, and why not something else. */
   readonly selection: EngineSelection
-  readonly #engine: Engine
-  readonly #loader: WeightLoader
-  readonly #weights = new Set<WeightTensor>()
+  /**
+   * The memory of a value on the CPU, to be read and written to until it is disposed; throws `TENSOR_DISPOSED`,
+   * `TENSOR_FOREIGN`.
+   */
+  readonly borrow?: (tensor: DeviceTensor) => Tensor
+  /** Where values are on a GPU. */
+  readonly deviceMemory?: DeviceMemory
+  readonly #device: ComputeDevice
+  readonly #weights = new Set<LoadedWeight>()
   readonly #executables = new Set<OrtExecutable>()
   readonly #compiling = new Set<Promise<Executable>>()
   #disposing: Promise<void> | undefined
   #isDisposed = false
 
-  constructor({ engine, selection }: SelectedEngine, loader: WeightLoader) {
-    this.name = `ort-${engine.name}`
-    this.threads = engine.threads
+  constructor(device: ComputeDevice, selection: EngineSelection) {
+    this.name = `ort-${device.deviceMemory === undefined ? device.engine.name : 'cuda'}`
+    this.threads = device.engine.threads
     this.selection = selection
-    this.#engine = engine
-    this.#loader = loader
+    this.#device = device
+    if (device.borrow !== undefined) this.borrow = device.borrow.bind(device)
+    if (device.deviceMemory !== undefined) this.deviceMemory = device.deviceMemory
   }
 
   /** What calls ONNX Runtime. */
   get engine(): EngineName {
-    return this.#engine.name
+    return this.#device.engine.name
   }
 
   /**
-   * Maps or reads a rank's slice. For float32 it keeps the dtype of its file; for bfloat16 it is rounded to that.
+   * Maps or reads a rank's slice, and on a GPU copies it there. For float32 it keeps the dtype of its file; for bfloat16 it is rounded to that.
    *
    * @throws RankwiseError `DTYPE_UNSUPPORTED` unless `dtype` is float32 or bfloat16, `BACKEND_MAPPING` when weights must be mapped,
-   *   `BACKEND_DISPOSED`, `ABORTED`, and those of the source
+   *   `ORT_CUDA_MEMORY`, `ORT_CUDA_COPY`, `BACKEND_DISPOSED`, `ABORTED`, and those of the source
    */
   async loadShard(source: ShardSource, { dtype, signal }: LoadShardOptions): Promise<DeviceTensor> {
     this.#requireAlive()
-    const content = await this.#loader.load(source, { dtype: computeDType(dtype, source.name), signal })
-    const weight = new WeightTensor(content, (freed) => this.#weights.delete(freed))
+    const options = { dtype: computeDType(dtype, source.name), signal }
+    const weight = await this.#device.load(source, options, (freed) => this.#weights.delete(freed))
     this.#weights.add(weight)
     if (this.#isDisposed) weight.dispose()
     this.#requireAlive()
@@ -82,28 +88,23 @@ export class OrtBackend implements Backend {
     }
   }
 
-  /** Shares the memory of `tensor`. @throws RankwiseError `DTYPE_UNSUPPORTED`, `BACKEND_DISPOSED` */
+  /**
+   * Shares the memory of `tensor`, or copies it to the GPU.
+   *
+   * @throws RankwiseError `DTYPE_UNSUPPORTED`, `BACKEND_DISPOSED`, `ORT_CUDA_MEMORY`
+   */
   upload(tensor: Tensor): DeviceTensor {
     this.#requireAlive()
-    return new HostTensor(tensor)
+    return this.#device.upload(tensor)
   }
 
   /**
-   * The tensor itself; of a weight that is mapped, a copy. Weights are in the dtype they are kept in.
+   * The tensor itself; of a weight that is mapped, or on a GPU, a copy. Weights are in the dtype they are kept in.
    *
-   * @throws RankwiseError `TENSOR_DISPOSED`, `TENSOR_FOREIGN`
+   * @throws RankwiseError `TENSOR_DISPOSED`, `TENSOR_FOREIGN`; on a GPU also `ORT_CUDA_COPY`, `BACKEND_DISPOSED`
    */
   async download(tensor: DeviceTensor): Promise<Tensor> {
-    return tensor instanceof WeightTensor ? tensor.whole() : HostTensor.from(tensor).give()
-  }
-
-  /**
-   * The memory of a value, to be read and written to until it is disposed.
-   *
-   * @throws RankwiseError `TENSOR_DISPOSED`, `TENSOR_FOREIGN`
-   */
-  borrow(tensor: DeviceTensor): Tensor {
-    return HostTensor.from(tensor).tensor
+    return this.#device.download(tensor)
   }
 
   /** Weights that are loaded and sessions that are open now. */
@@ -126,11 +127,7 @@ export class OrtBackend implements Backend {
   }
 
   async #compile(segment: Segment, parameters: readonly DeviceTensor[] | undefined): Promise<Executable> {
-    const executable = await OrtExecutable.compile(segment, {
-      engine: this.#engine,
-      parameters,
-      onDispose: (disposed) => this.#executables.delete(disposed),
-    })
+    const executable = await this.#device.compile(segment, parameters, (disposed) => this.#executables.delete(disposed))
     if (this.#isDisposed) await executable.dispose()
     this.#requireAlive()
     this.#executables.add(executable)
@@ -141,7 +138,7 @@ export class OrtBackend implements Backend {
     for (const weight of this.#weights) weight.dispose()
     await Promise.allSettled(this.#compiling)
     await Promise.all([...this.#executables].map((executable) => executable.dispose()))
-    await this.#engine.dispose()
+    await this.#device.dispose()
   }
 
   #requireAlive(): void {

@@ -22,6 +22,7 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { OrtBackend } from '../src/backend.ts'
 import { selectEngine } from '../src/engine/engine-selection.ts'
 import { FileMapper, MAX_MAPPED_BYTES } from '../src/file-mapper.ts'
+import { HostDevice } from '../src/host-device.ts'
 import { ort, type WeightsMode } from '../src/index.ts'
 import { loadNativeMemory } from '../src/native-memory.ts'
 import { WeightLoader } from '../src/weight-loader.ts'
@@ -78,8 +79,8 @@ const bytesOf = ({ data }: Tensor) => new Uint8Array(data.buffer, data.byteOffse
 /** A backend whose system refuses to map. */
 async function refusing(mode: WeightsMode, error: string): Promise<OrtBackend> {
   const native = { pageBytes: 4096, map: () => error, unmap: () => {}, view: () => new ArrayBuffer(0) }
-  const selected = await selectEngine('auto', { threads: 1, pinThreads: false })
-  return new OrtBackend(selected, new WeightLoader(mode, new FileMapper(native)))
+  const { engine, selection } = await selectEngine('auto', { threads: 1, pinThreads: false })
+  return new OrtBackend(new HostDevice(engine, new WeightLoader(mode, new FileMapper(native))), selection)
 }
 
 describe('where weights lie', () => {

@@ -41,7 +41,7 @@ describe('threads', () => {
 })
 
 describe('device', () => {
-  it.each(['cuda', 'gpu', '', undefined])('is not %s', async (device) => {
+  it.each(['cuda:0', 'gpu', '', undefined])('is not %s', async (device) => {
     await expect(ort({ device: device as 'cpu' })).rejects.toMatchObject({ code: 'BACKEND_DEVICE', actual: { device } })
   })
 })

@@ -1,13 +1,5 @@
-import { type DType, itemSize, RankwiseError, type Shape, sizeOf } from '@rankwise/core'
+import { type DeviceBuffer, itemSize, RankwiseError, sizeOf } from '@rankwise/core'
 import type { TensorLayout } from '@rankwise/core/collectives'
-
-/** A contiguous tensor in the memory of this rank's GPU; whoever allocated it keeps it until the operation is over. */
-export interface DeviceBuffer {
-  /** Address on the device, as torch's `data_ptr()`. */
-  readonly dataPtr: bigint
-  readonly dtype: DType
-  readonly shape: Shape
-}
 
 /** What an operation tells of a buffer. */
 export function contentsOf({ dtype, shape }: DeviceBuffer): TensorLayout {

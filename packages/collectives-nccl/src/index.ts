@@ -1,9 +1,9 @@
 import { registerCollectives } from '@rankwise/core'
 import { ncclCollectives } from './factory.ts'
 
-export type { DeviceBuffer } from './device-buffer.ts'
+export type { DeviceBuffer, DeviceOptions } from '@rankwise/core'
 export { type NcclCollectivesOptions, ncclCollectives } from './factory.ts'
 export type { LibraryPaths } from './library.ts'
-export type { DeviceOptions, NcclCollectives } from './nccl-collectives.ts'
+export type { NcclCollectives } from './nccl-collectives.ts'
 
 registerCollectives('nccl', ncclCollectives)

@@ -3,6 +3,8 @@ import {
   bytesOf,
   type CollectiveOptions,
   type Collectives,
+  type DeviceBuffer,
+  type DeviceOptions,
   packByDtype,
   type ReduceOp,
   sizeOf,
@@ -12,20 +14,11 @@ import { describeOperation, type Operation, requireValid } from '@rankwise/core/
 import { broadcastChunks, type ChunkContext, gatherChunks, reduceChunks, scatterChunks } from './chunks.ts'
 import type { Communicator } from './communicator.ts'
 import type { Address } from './cuda-runtime.ts'
-import { contentsOf, type DeviceBuffer, requireOutput } from './device-buffer.ts'
+import { contentsOf, requireOutput } from './device-buffer.ts'
 import { Fingerprints } from './fingerprints.ts'
 import { REDUCIBLE_DTYPES } from './nccl-types.ts'
 import { type Chunk, Staging } from './staging.ts'
 import type { Turn, Watch } from './watch.ts'
-
-/** Options of operations on device memory. */
-export interface DeviceOptions extends CollectiveOptions {
-  /**
-   * The CUDA stream that writes the buffers (a `cudaStream_t`): the operation starts after what is in it. Whatever is
-   * put into it after the operation has resolved sees the result. @default 0n, the legacy default stream
-   */
-  readonly stream?: bigint
-}
 
 /** `op` of an operation that reduces. @default 'sum' */
 type WithOp<T> = T & { readonly op?: ReduceOp }

@@ -402,6 +402,13 @@ const OTHERS: readonly BrokenBackend[] = [
     create: overriding((right) => ({ borrow: (tensor) => right.borrow(tensor).clone() })),
   },
   {
+    what: 'an address on a GPU is that of another value',
+    group: 'memory and dispose',
+    create: overriding(() => ({
+      deviceMemory: { stream: 1n, borrow: ({ dtype, shape }) => ({ dtype, shape, dataPtr: 1n }) },
+    })),
+  },
+  {
     what: 'declares a dtype that it does not compute in',
     group: 'capabilities',
     create: overriding(() => ({ supports: { dtypes: ['float32', 'float64', 'float16'] } as Capabilities })),

@@ -1,4 +1,5 @@
 import type { ShardSource } from './checkpoint/shard-source.ts'
+import type { DeviceMemory } from './device-buffer.ts'
 import type { DType } from './dtype.ts'
 import type { Segment } from './segment.ts'
 import type { Shape, Tensor } from './tensor.ts'
@@ -94,6 +95,11 @@ export interface Backend extends AsyncDisposable {
    * @throws RankwiseError `TENSOR_DISPOSED`, `TENSOR_FOREIGN`
    */
   borrow?(tensor: DeviceTensor): Tensor
+  /**
+   * Where values are, if that is memory of a GPU that others can work on. Collectives that can all-reduce there do so; with
+   * others an all-reduce downloads and uploads. @default values are elsewhere
+   */
+  readonly deviceMemory?: DeviceMemory
   /** What is loaded and compiled now; back at zero after everything is disposed. */
   memory(): MemoryReport
   /** Frees weights and executables, after the runs that are under way; idempotent. */

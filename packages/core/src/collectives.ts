@@ -1,3 +1,4 @@
+import type { DeviceBuffer } from './device-buffer.ts'
 import type { DType } from './dtype.ts'
 import type { Shape, Tensor } from './tensor.ts'
 
@@ -8,6 +9,15 @@ export type ReduceOp = 'sum' | 'max' | 'min'
 export interface CollectiveOptions {
   /** Aborting it fails the operation on this rank with `ABORTED` and on the others with `RANK_LOST`. */
   readonly signal?: AbortSignal | undefined
+}
+
+/** Options of operations on memory of a GPU. */
+export interface DeviceOptions extends CollectiveOptions {
+  /**
+   * The CUDA stream that writes the buffers (a `cudaStream_t`): the operation starts after what is in it. Whatever is
+   * put into it after the operation has resolved sees the result. @default 0n, the legacy default stream
+   */
+  readonly stream?: bigint
 }
 
 /**
@@ -27,6 +37,14 @@ export interface Collectives extends AsyncDisposable {
   readonly worldSize: number
   /** Reduces all tensors in place, packed into one exchange. */
   allReduce(tensors: readonly Tensor[], options?: CollectiveOptions & { readonly op?: ReduceOp }): Promise<void>
+  /**
+   * As {@link allReduce}, where the memory of GPUs is, on collectives that reach it. It counts as another operation than
+   * `allReduce`: all ranks call the same of the two. @default tensors of the host only
+   */
+  allReduceOnDevice?(
+    buffers: readonly DeviceBuffer[],
+    options?: DeviceOptions & { readonly op?: ReduceOp },
+  ): Promise<void>
   /** Concatenates every rank's tensor along dim 0, in rank order; all ranks give the same shape. */
   allGather(tensor: Tensor, options?: CollectiveOptions): Promise<Tensor>
   /** Reduces and leaves each rank its `1 / worldSize` of dim 0. */

@@ -186,17 +186,25 @@ export class GraphExecutor {
     }
     const bytes = partials.reduce((sum, { dtype, shape }) => sum + itemSize(dtype) * sizeOf(shape), 0)
     await profiled({ category: 'all_reduce', name: 'all_reduce', graph: this.#graph.name, bytes }, async () => {
+      const parts = partials.map(({ id }) => values.at(id))
       // Where the parts are not needed any more, the sums are written over them.
-      const isInPlace = backend.borrow !== undefined && partials.every(({ id }) => released.includes(id))
-      const tensors = isInPlace
-        ? partials.map(({ id }) => (backend as Required<Backend>).borrow(values.at(id)))
-        : await this.#copiesOf(partials, values, released)
-      await collectives.allReduce(tensors, { signal })
-      for (const [i, tensor] of tensors.entries()) {
-        const sum = isInPlace ? values.at((partials[i] as Value).id) : backend.upload(tensor)
-        values.set((sums[i] as Value).id, sum)
-      }
+      const isInPlace =
+        partials.every(({ id }) => released.includes(id)) && (await reduceInPlace(parts, backend, collectives, signal))
+      const summed = isInPlace ? parts : await this.#reduceCopies(partials, values, released, signal)
+      for (const [i, sum] of summed.entries()) values.set((sums[i] as Value).id, sum)
     })
+  }
+
+  async #reduceCopies(
+    partials: readonly Value[],
+    values: DeviceValues,
+    released: readonly number[],
+    signal: AbortSignal | undefined,
+  ): Promise<readonly DeviceTensor[]> {
+    const { backend, collectives } = this.#options
+    const tensors = await this.#copiesOf(partials, values, released)
+    await collectives?.allReduce(tensors, { signal })
+    return tensors.map((tensor) => backend.upload(tensor))
   }
 
   /** Partial values on the host, to be written to. */
@@ -222,6 +230,30 @@ export class GraphExecutor {
       return weight
     })
   }
+}
+
+/**
+ * Writes the sums over the parts, without a copy: on a GPU where backend and collectives both have its memory, else in memory
+ * of the host where the backend lends it.
+ *
+ * @returns false where there is no memory to write to; nothing was said to the other ranks then
+ */
+async function reduceInPlace(
+  parts: readonly DeviceTensor[],
+  backend: Backend,
+  collectives: Collectives,
+  signal: AbortSignal | undefined,
+): Promise<boolean> {
+  const { deviceMemory } = backend
+  if (deviceMemory !== undefined && collectives.allReduceOnDevice !== undefined) {
+    const buffers = parts.map((part) => deviceMemory.borrow(part))
+    await collectives.allReduceOnDevice(buffers, { stream: deviceMemory.stream, signal })
+    return true
+  }
+  if (backend.borrow === undefined) return false
+  const tensors = parts.map((part) => (backend as Required<Pick<Backend, 'borrow'>>).borrow(part))
+  await collectives.allReduce(tensors, { signal })
+  return true
 }
 
 /** A segment by the modules that it begins and ends in, and what it costs. */

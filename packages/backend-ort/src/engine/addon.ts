@@ -35,15 +35,32 @@ export interface Addon {
   /** @param ports - inputs, then outputs */
   describe(ports: readonly Port[], inputCount: number): NativeGraph
   load(engine: NativeEngine, graph: NativeGraph, model: Uint8Array): Promise<void>
-  /** Reads the inputs and writes the outputs where they are. @param data - of inputs, then outputs; stays as it is */
-  run(engine: NativeEngine, graph: NativeGraph, data: readonly TensorData[]): Promise<void>
+  /**
+   * Reads the inputs and writes the outputs where they are.
+   *
+   * @param data - of inputs, then outputs; stays as it is. Addresses on the GPU after `cudaAttach`
+   */
+  run(engine: NativeEngine, graph: NativeGraph, data: readonly (TensorData | bigint)[]): Promise<void>
   unload(engine: NativeEngine, graph: NativeGraph): Promise<void>
   /** Of ONNX Runtime, after `open`. */
   version(): string
+  /** Loads libcudart, once in a process, and counts the GPUs that it sees. @param library - what the dynamic linker takes */
+  cudaDevices(library: string): number
+  /** From then on the engine computes on a GPU, in a stream of its own. Once for an engine, before its first graph. */
+  cudaAttach(engine: NativeEngine, device: number): Promise<void>
+  /** Of an engine with a GPU. */
+  cudaStream(engine: NativeEngine): bigint
+  /** Address of memory with any content, which `close` frees at the latest. */
+  cudaAllocate(engine: NativeEngine, bytes: number): bigint
+  cudaFree(engine: NativeEngine, address: bigint): void
+  /** Copies to the GPU after what the engine was given before. @param data - stays as it is meanwhile */
+  cudaWrite(engine: NativeEngine, address: bigint, data: TensorData): Promise<void>
+  /** Copies from the GPU after what the engine was given before. */
+  cudaRead(engine: NativeEngine, address: bigint, data: TensorData): Promise<void>
 }
 
 /** As PROTOCOL in native/addon.c: an addon that was compiled from other sources must not run. */
-const PROTOCOL = 1
+const PROTOCOL = 2
 
 const require = createRequire(import.meta.url)
 /** Of this package: sources and what is built of them lie at different depths. */

@@ -1,13 +1,12 @@
-import { type RankwiseError, sizeOf, Tensor, viewAs } from '@rankwise/core'
-import { ELEMENT_BYTES, ELEMENT_TYPES, type OnnxModel, type OnnxValueInfo } from '../onnx/model.ts'
-import { writeModel } from '../onnx/model-writer.ts'
+import { sizeOf, Tensor, type TensorData, viewAs } from '@rankwise/core'
+import { ELEMENT_BYTES, type OnnxModel, type OnnxValueInfo } from '../onnx/model.ts'
 import type { GraphTarget } from '../onnx/onnx-builder.ts'
-import { type Addon, libraryPath, loadAddon, type NativeEngine, type NativeGraph, type Port } from './addon.ts'
+import { type Addon, libraryPath, loadAddon, type NativeEngine } from './addon.ts'
 import { BufferPool } from './buffer-pool.ts'
+import { CapiSession, type ValueMemory } from './capi-session.ts'
 import type { Engine, Session } from './engine.ts'
 import { engineError } from './engine-error.ts'
 import type { ThreadPlacement } from './pinning.ts'
-import { compileError, messageOf, runError, shapeError } from './session-error.ts'
 
 /** How the engine is made. */
 export interface CapiOptions {
@@ -27,7 +26,7 @@ export class CapiEngine implements Engine {
   readonly target: GraphTarget
   readonly #addon: Addon
   readonly #native: NativeEngine
-  readonly #pool = new BufferPool()
+  readonly #memory = new HostMemory()
 
   private constructor(addon: Addon, native: NativeEngine, threads: number) {
     this.#addon = addon
@@ -58,81 +57,39 @@ export class CapiEngine implements Engine {
   }
 
   /** @throws RankwiseError `ORT_COMPILE` */
-  async createSession(model: OnnxModel): Promise<Session> {
-    const { inputs, outputs } = model
-    const graph = this.#addon.describe([...inputs, ...outputs].map(portOf), inputs.length)
-    try {
-      await this.#addon.load(this.#native, graph, writeModel(model))
-    } catch (cause) {
-      throw compileError(model, cause)
-    }
-    return new CapiSession(model, graph, { addon: this.#addon, native: this.#native, pool: this.#pool })
+  createSession(model: OnnxModel): Promise<Session> {
+    return CapiSession.create(model, { addon: this.#addon, native: this.#native, memory: this.#memory })
   }
 
-  recycle({ data: { buffer } }: Tensor): void {
-    this.#pool.give(buffer as ArrayBuffer)
+  recycle(result: Tensor): void {
+    this.#memory.give(result)
   }
 
   async dispose(): Promise<void> {
-    this.#pool.clear()
+    this.#memory.clear()
     this.#addon.close(this.#native)
   }
 }
 
-interface SessionContext {
-  readonly addon: Addon
-  readonly native: NativeEngine
-  readonly pool: BufferPool
-}
+/** Tensors of the host. */
+class HostMemory implements ValueMemory<Tensor> {
+  readonly #pool = new BufferPool()
 
-class CapiSession implements Session {
-  readonly #model: OnnxModel
-  readonly #graph: NativeGraph
-  readonly #context: SessionContext
-
-  constructor(model: OnnxModel, graph: NativeGraph, context: SessionContext) {
-    this.#model = model
-    this.#graph = graph
-    this.#context = context
+  take({ dtype, shape }: OnnxValueInfo): Tensor {
+    const buffer = this.#pool.take(sizeOf(shape) * ELEMENT_BYTES[dtype])
+    const host = dtype === 'int32' || dtype === 'bfloat16' ? dtype : 'float32'
+    return new Tensor(host, shape, viewAs(host, new Uint8Array(buffer)))
   }
 
-  async run(inputs: readonly Tensor[]): Promise<readonly Tensor[]> {
-    const { addon, native, pool } = this.#context
-    const results = this.#model.outputs.map((info) => tensorFor(info, pool))
-    const data = [...inputs, ...results].map((tensor) => tensor.data)
-    try {
-      await addon.run(native, this.#graph, data)
-    } catch (cause) {
-      for (const { data } of results) pool.give(data.buffer as ArrayBuffer)
-      throw computedShapeError(this.#model, cause) ?? runError(this.#model, cause)
-    }
-    return results
+  give({ data: { buffer } }: Tensor): void {
+    this.#pool.give(buffer as ArrayBuffer)
   }
 
-  /** Memory for results of its shapes is not kept either. */
-  async release(): Promise<void> {
-    const { addon, native, pool } = this.#context
-    pool.clear()
-    await addon.unload(native, this.#graph)
+  data({ data }: Tensor): TensorData {
+    return data
   }
-}
 
-function portOf({ name, dtype, shape }: OnnxValueInfo): Port {
-  return { name, elementType: ELEMENT_TYPES[dtype], itemBytes: ELEMENT_BYTES[dtype], shape }
-}
-
-function tensorFor({ dtype, shape }: OnnxValueInfo, pool: BufferPool): Tensor {
-  const buffer = pool.take(sizeOf(shape) * ELEMENT_BYTES[dtype])
-  const host = dtype === 'int32' || dtype === 'bfloat16' ? dtype : 'float32'
-  return new Tensor(host, shape, viewAs(host, new Uint8Array(buffer)))
-}
-
-/** ONNX Runtime refuses to write a result to memory for another shape, and says so in these words. */
-function computedShapeError({ outputs }: OnnxModel, cause: unknown): RankwiseError | undefined {
-  const match = /provided for output '(.*?)' of node .* but the computed output shape for this run is \{(.*?)\}/.exec(
-    messageOf(cause),
-  )
-  const info = outputs.find(({ name }) => name === match?.[1])
-  if (match === null || info === undefined) return undefined
-  return shapeError(info, match[2]?.split(',').filter(Boolean).map(Number) ?? [])
+  clear(): void {
+    this.#pool.clear()
+  }
 }

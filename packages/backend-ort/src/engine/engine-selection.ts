@@ -11,6 +11,8 @@ export type EngineChoice = EngineName | 'auto'
 /** What calls ONNX Runtime, and how it came to that. */
 export interface EngineSelection {
   readonly engine: EngineName
+  /** Where it computes, as torch names it: `cpu` or `cuda:0`. */
+  readonly device: string
   /** What `'auto'` would have preferred, and why it could not be. */
   readonly rejected: readonly { readonly engine: EngineName; readonly reason: string }[]
 }
@@ -34,9 +36,8 @@ export const ENGINE_VARIABLE = 'RANKWISE_ORT_ENGINE'
 
 /** @throws RankwiseError `BACKEND_ENGINE`, `BACKEND_PINNING`; `ORT_ENGINE` when 'capi' is asked for and cannot be used */
 export async function selectEngine(choice: string, request: EngineRequest): Promise<SelectedEngine> {
-  if (choice === 'capi') return { engine: await openCapi(request), selection: { engine: 'capi', rejected: [] } }
-  if (choice === 'binding')
-    return { engine: await openBinding(request), selection: { engine: 'binding', rejected: [] } }
+  if (choice === 'capi') return { engine: await openCapi(request), selection: selected('capi') }
+  if (choice === 'binding') return { engine: await openBinding(request), selection: selected('binding') }
   if (choice === 'auto') return fastestEngine(request)
   throw new RankwiseError('BACKEND_ENGINE', 'the backend ort has no such engine', {
     actual: { engine: choice },
@@ -46,12 +47,16 @@ export async function selectEngine(choice: string, request: EngineRequest): Prom
 
 async function fastestEngine(request: EngineRequest): Promise<SelectedEngine> {
   try {
-    return { engine: await openCapi(request), selection: { engine: 'capi', rejected: [] } }
+    return { engine: await openCapi(request), selection: selected('capi') }
   } catch (error) {
     if (!(error instanceof RankwiseError) || error.code !== 'ORT_ENGINE') throw error
     const rejected = [{ engine: 'capi', reason: error.message }] as const
-    return { engine: await openBinding(request), selection: { engine: 'binding', rejected } }
+    return { engine: await openBinding(request), selection: { ...selected('binding'), rejected } }
   }
+}
+
+function selected(engine: EngineName): EngineSelection {
+  return { engine, device: 'cpu', rejected: [] }
 }
 
 async function openCapi({ threads, pinThreads }: EngineRequest): Promise<Engine> {

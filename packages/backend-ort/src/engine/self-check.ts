@@ -19,15 +19,24 @@ const LINEAR = [-5, -2.5 * 2 ** -16, 131_073, 0.5]
  * @throws RankwiseError `ORT_ENGINE` saying what went wrong
  */
 export async function checkEngine(engine: Engine): Promise<void> {
-  const problem = await problemOf(engine)
+  const problem = await engineProblem(engine, { checksIndices: true })
   if (problem === undefined) return
   throw engineError(`ONNX Runtime does not do what it should: ${problem}`, { remedy: 'install onnxruntime-node anew' })
 }
 
-async function problemOf(engine: Engine): Promise<string | undefined> {
+/**
+ * What of that an engine does otherwise; undefined where there is nothing.
+ *
+ * @param options - whether an index outside of what it is looked up in is an error there
+ */
+export async function engineProblem(
+  engine: Engine,
+  { checksIndices }: { readonly checksIndices: boolean },
+): Promise<string | undefined> {
   try {
     const values = (await productProblem(engine)) ?? (engine.target.hasLinear ? await linearProblem(engine) : undefined)
-    return values ?? (await refusalProblem(engine)) ?? (await failureProblem(engine))
+    const refusal = values ?? (await refusalProblem(engine))
+    return refusal ?? (checksIndices ? await failureProblem(engine) : undefined)
   } catch (error) {
     return messageOf(error)
   }

@@ -57,7 +57,7 @@ export class WeightOperand implements Operand {
   get parts(): Parts {
     this.#parts ??= this.#onnx.early(() => ({
       dim: 0,
-      parts: tilesOf(this.shape, this.#storage).map((tile) => this.#castTile(tile)),
+      parts: tilesOf(this.shape, this.#storage, this.#onnx.target.castBytes).map((tile) => this.#castTile(tile)),
     }))
     return this.#parts
   }

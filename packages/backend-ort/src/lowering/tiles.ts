@@ -32,9 +32,14 @@ const ROW_GROUP = 16
  * enough. A weight in float32 needs no cast: it is cut only where its pieces end.
  *
  * @param shape - with at least one element
+ * @param castBytes - most that one cast gives, unless {@link MIN_ROWS} are more
  */
-export function tilesOf(shape: Shape, { dtype, pieces }: WeightStorage): readonly Tile[] {
-  const castRows = Math.max(MIN_ROWS, Math.floor(MAX_CAST_BYTES / (4 * sizeOf(shape.slice(1)))))
+export function tilesOf(
+  shape: Shape,
+  { dtype, pieces }: WeightStorage,
+  castBytes: number = MAX_CAST_BYTES,
+): readonly Tile[] {
+  const castRows = Math.max(MIN_ROWS, Math.floor(castBytes / (4 * sizeOf(shape.slice(1)))))
   const most = dtype === 'float32' ? rowsOf(shape) : castRows
   return groupsOf(pieces)
     .flatMap((group) => cutEvenly(group, most))

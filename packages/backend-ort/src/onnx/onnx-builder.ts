@@ -9,6 +9,8 @@ export interface GraphTarget {
   readonly halfInputs: HalfInputs
   /** Whether it has the operator `rankwise.Linear`, which multiplies by weights in bfloat16 as they are. */
   readonly hasLinear: boolean
+  /** Most bytes that one cast of a weight gives. @default what stays in the caches of a CPU */
+  readonly castBytes?: number
 }
 
 const BINDING: GraphTarget = { halfInputs: 'bits', hasLinear: false }

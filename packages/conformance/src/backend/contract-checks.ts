@@ -205,6 +205,18 @@ function disposeChecks(subject: BackendSubject): readonly Check[] {
       lent.data.fill(1 as never)
       assert.deepEqual((await bench.backend.download(result)).data, lent.data)
     }),
+    check('says where values are on a GPU, if they are, until they are disposed', async ({ backend }) => {
+      const { deviceMemory } = backend
+      if (deviceMemory === undefined) return
+      const [one, two] = [backend.upload(x), backend.upload(x)]
+      const buffers = [one, two].map((tensor) => deviceMemory.borrow(tensor))
+      for (const buffer of buffers) assert.deepEqual([buffer.dtype, buffer.shape], [dtype, x.shape])
+      assert.notEqual(buffers[0]?.dataPtr, buffers[1]?.dataPtr)
+      for (const tensor of [one, two]) tensor.dispose()
+      assert.throws(() => deviceMemory.borrow(one), { code: 'TENSOR_DISPOSED' })
+      const foreign: DeviceTensor = { dtype, shape: x.shape, dispose() {} }
+      assert.throws(() => deviceMemory.borrow(foreign), { code: 'TENSOR_FOREIGN' })
+    }),
     {
       title: 'frees weights and executables with the backend, once',
       run: async () => {
