@@ -33,6 +33,8 @@ export interface Job extends StepCase {
   readonly engine: string
   /** The checkpoint. */
   readonly folder: string
+  /** Whether every thread has a processor of its own; on the engine capi only. */
+  readonly pinThreads: boolean
   readonly warmUp: Limit
   readonly timed: Limit
   /** Steps after those that count, in which the event loop is looked at; of Rankwise only. */

@@ -24,6 +24,7 @@ interface Options {
   readonly threads: readonly number[]
   readonly repeat: number
   readonly steps: number
+  readonly pinThreads?: boolean
   readonly full?: boolean
   readonly directory: string
   readonly json?: string
@@ -46,6 +47,7 @@ const program = new Command('bench:step')
   .option('--threads <numbers>', 'threads of each rank', positiveIntegers, [1])
   .option('--repeat <n>', 'rounds, in which engines take turns', positiveInteger, 3)
   .option('--steps <n>', 'steps of a round, at most a minute', positiveInteger, 3)
+  .option('--pin-threads', 'keep every thread of ort capi on a processor of its own')
   .option('--full', 'all 5+20 blocks instead of 2+4')
   .option('--directory <folder>', 'where the checkpoint is kept', join(tmpdir(), 'rankwise-benchmarks'))
   .option('--json <file>', 'write the rows to a file')
@@ -74,8 +76,9 @@ const rows: Row[] = []
 for (const stepCase of cases()) {
   const onRound = (round: number, what: string) => console.error(`round ${round} of ${options.repeat}: ${what}`)
   const flops = stepFlops(kleinConfig(layers), stepCase.tokens)
-  const how = { engines, folder, flops, peak, trace: options.trace, signal: interrupted.signal, onRound }
-  for (const row of await measureCase(stepCase, { ...how, repeat: options.repeat, steps: options.steps })) {
+  const { repeat, steps, pinThreads = false, trace } = options
+  const how = { engines, repeat, steps, pinThreads, folder, flops, peak, trace, signal: interrupted.signal, onRound }
+  for (const row of await measureCase(stepCase, how)) {
     rows.push(row)
     console.log(formatRow(row))
   }

@@ -15,6 +15,8 @@ export interface CaseOptions {
   readonly repeat: number
   /** Steps of each round. */
   readonly steps: number
+  /** Whether the threads of the engine capi have processors of their own. */
+  readonly pinThreads: boolean
   /** The checkpoint. */
   readonly folder: string
   /** Of a step. */
@@ -29,7 +31,7 @@ export interface CaseOptions {
 
 /** A row per engine that can run the case. They take turns, so that a machine that slows down does so for all of them. */
 export async function measureCase(stepCase: StepCase, options: CaseOptions): Promise<readonly Row[]> {
-  const { engines, repeat, steps, folder, trace, signal, onRound } = options
+  const { engines, repeat, steps, pinThreads, folder, trace, signal, onRound } = options
   const contestants = engines
     .filter(
       ({ dtypes, mostThreads = stepCase.threads }) =>
@@ -44,6 +46,7 @@ export async function measureCase(stepCase: StepCase, options: CaseOptions): Pro
         backend: engine.backend,
         engine: engine.engine,
         folder,
+        pinThreads: pinThreads && engine.engine === 'capi',
         warmUp: WARM_UP,
         timed: { seconds: 60, most: steps },
         watched: WATCHED,

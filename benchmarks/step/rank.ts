@@ -79,7 +79,7 @@ async function goesOn(wanted: boolean): Promise<boolean> {
   return answer.data[0] === 1
 }
 
-async function backendOf({ backend: name, engine, threads }: Job): Promise<Backend> {
-  if (name === 'ort') return ort({ device: 'cpu', engine: engine as 'capi' | 'binding', threads })
+async function backendOf({ backend: name, engine, threads, pinThreads }: Job): Promise<Backend> {
+  if (name === 'ort') return ort({ device: 'cpu', engine: engine as 'capi' | 'binding', threads, pinThreads })
   return tfjs({ engine: engine as 'native' | 'wasm', threads })
 }

@@ -160,7 +160,18 @@ describe('measured steps', () => {
     const trace = join(folder, 'trace.json')
     const rows = await measureCase(
       { ...CASE, tp },
-      { engines, repeat: 1, steps: 2, folder, flops: 1e6, peak: undefined, trace, signal: never, onRound: () => {} },
+      {
+        engines,
+        repeat: 1,
+        steps: 2,
+        pinThreads: tp === 1,
+        folder,
+        flops: 1e6,
+        peak: undefined,
+        trace,
+        signal: never,
+        onRound: () => {},
+      },
     )
     expect(rows.map(({ backend }) => backend)).toEqual(engines.map(({ backend }: Engine) => backend))
     for (const { seconds, collectiveShare, backend } of rows) {

@@ -55,7 +55,8 @@ export class OrtBackend implements Backend {
   }
 
   /**
-   * Maps or reads a rank's slice, and on a GPU copies it there. For float32 it keeps the dtype of its file; for bfloat16 it is rounded to that.
+   * Maps or reads a rank's slice, and on a GPU copies it there. For float32 it keeps the dtype of its file; for bfloat16 it
+   * is rounded to that.
    *
    * @throws RankwiseError `DTYPE_UNSUPPORTED` unless `dtype` is float32 or bfloat16, `BACKEND_MAPPING` when weights must be mapped,
    *   `ORT_CUDA_MEMORY`, `ORT_CUDA_COPY`, `BACKEND_DISPOSED`, `ABORTED`, and those of the source

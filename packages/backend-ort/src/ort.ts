@@ -32,8 +32,8 @@ export interface OrtOptions {
    */
   readonly engine?: EngineChoice | undefined
   /**
-   * Threads that one operation runs on; not with `device: 'cuda'`. On the engine `'capi'`, the backends of a process that have as many threads as its
-   * first one share them; others have threads for every segment.
+   * Threads that one operation runs on; not with `device: 'cuda'`. On the engine `'capi'`, the backends of a process that
+   * have as many threads as its first one share them; others have threads for every segment.
    *
    * @default `max(1, floor(cores / LOCAL_WORLD_SIZE))`, so that the ranks on this machine do not share cores
    */
