@@ -103,28 +103,22 @@ function splitError(sizes: Sizes, tpDegree: number, plan: TensorParallelPlan): n
   return Math.max(...ranks.map(({ y }) => distance(y as Tensor, expected)))
 }
 
-/** Heads that a degree can share, be it more or less than them. */
-const example = fc
-  .record({
-    tpDegree: fc.constantFrom(1, 2, 3, 4, 6, 8),
-    kvHeads: fc.constantFrom(1, 2, 3, 4, 8),
-    group: fc.constantFrom(1, 2, 3, 4, 8),
-    headDim: fc.constantFrom(2, 4),
-  })
-  .map(({ kvHeads, group, ...rest }) => ({ ...rest, kvHeads, heads: kvHeads * group }))
-  .filter(({ heads, kvHeads, tpDegree }) => heads % tpDegree === 0 && headsDivide(kvHeads, tpDegree))
+/** Heads that a degree can share, be it more or less than them: all of them. */
+const EXAMPLES = [1, 2, 3, 4, 6, 8].flatMap((tpDegree) =>
+  [1, 2, 3, 4, 8].flatMap((kvHeads) =>
+    [1, 2, 3, 4, 8]
+      .map((group) => kvHeads * group)
+      .filter((heads) => heads % tpDegree === 0 && headsDivide(kvHeads, tpDegree))
+      .flatMap((heads) => [2, 4].map((headDim) => ({ tpDegree, kvHeads, heads, headDim }))),
+  ),
+)
 
 describe('keys and values that queries share', () => {
   it('give on ranks what they give on one, whatever heads and degree', () => {
-    let shared = 0
-    fc.assert(
-      fc.property(example, ({ tpDegree, ...sizes }) => {
-        if (sizes.kvHeads < tpDegree) shared++
-        expect(splitError(sizes, tpDegree, PLAN)).toBeLessThan(1e-12)
-      }),
-      { numRuns: 60 },
-    )
-    expect(shared).toBeGreaterThan(10)
+    for (const { tpDegree, ...sizes } of EXAMPLES) {
+      expect(splitError(sizes, tpDegree, PLAN), JSON.stringify({ tpDegree, ...sizes })).toBeLessThan(1e-12)
+    }
+    expect(EXAMPLES.filter(({ kvHeads, tpDegree }) => kvHeads < tpDegree).length).toBeGreaterThan(30)
   })
 
   it('are on as few ranks as they can be', () => {
