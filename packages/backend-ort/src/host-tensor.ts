@@ -1,16 +1,14 @@
 import { type DeviceTensor, RankwiseError, type Shape, type Tensor } from '@rankwise/core'
+import { HeldMemory } from './held-memory.ts'
 import { type HostDType, hostDType } from './host-dtype.ts'
 
 /** A tensor of the ort backend. It lies in host memory, and ORT reads it where it is. */
 export class HostTensor implements DeviceTensor {
   readonly dtype: HostDType
   readonly shape: Shape
-  #tensor: Tensor | undefined
+  readonly #held: HeldMemory<Tensor>
   /** Where the memory goes when it is not needed any more; undefined where somebody else may have it. */
   #recycle: ((tensor: Tensor) => void) | undefined
-  /** What is to be recycled once nothing reads it. */
-  #disposed: Tensor | undefined
-  #readers = 0
 
   /**
    * @param recycle - gets the tensor after it was disposed, unless it was given away. @default the garbage collector
@@ -19,8 +17,8 @@ export class HostTensor implements DeviceTensor {
   constructor(tensor: Tensor, recycle?: (tensor: Tensor) => void) {
     this.dtype = hostDType(tensor.dtype, 'tensor')
     this.shape = tensor.shape
-    this.#tensor = tensor
     this.#recycle = recycle
+    this.#held = new HeldMemory(tensor, (unread) => this.#recycle?.(unread))
   }
 
   /** The tensor of this backend behind `tensor`. @throws RankwiseError `TENSOR_FOREIGN` */
@@ -33,12 +31,11 @@ export class HostTensor implements DeviceTensor {
 
   /** The memory, to be used only until it is disposed. @throws RankwiseError `TENSOR_DISPOSED` */
   get tensor(): Tensor {
-    if (this.#tensor === undefined) {
-      throw new RankwiseError('TENSOR_DISPOSED', 'the tensor was disposed', {
-        actual: { dtype: this.dtype, shape: this.shape },
-      })
-    }
-    return this.#tensor
+    const { memory } = this.#held
+    if (memory !== undefined) return memory
+    throw new RankwiseError('TENSOR_DISPOSED', 'the tensor was disposed', {
+      actual: { dtype: this.dtype, shape: this.shape },
+    })
   }
 
   /** The memory, which is the caller's as well from now on. @throws RankwiseError `TENSOR_DISPOSED` */
@@ -50,24 +47,14 @@ export class HostTensor implements DeviceTensor {
 
   /** Keeps the memory as it is until `release`, also when the tensor is disposed before. */
   retain(): void {
-    this.#readers++
+    this.#held.retain()
   }
 
   release(): void {
-    this.#readers--
-    this.#free()
+    this.#held.release()
   }
 
   dispose(): void {
-    if (this.#tensor === undefined) return
-    this.#disposed = this.#tensor
-    this.#tensor = undefined
-    this.#free()
-  }
-
-  #free(): void {
-    if (this.#disposed === undefined || this.#readers > 0) return
-    this.#recycle?.(this.#disposed)
-    this.#disposed = undefined
+    this.#held.dispose()
   }
 }

@@ -1,5 +1,6 @@
 import { type DeviceTensor, RankwiseError, type Shape, sizeOf, Tensor, viewAs } from '@rankwise/core'
 import type { FileMapping } from './file-mapper.ts'
+import { HeldMemory } from './held-memory.ts'
 import { HostTensor } from './host-tensor.ts'
 import {
   formatStorage,
@@ -28,10 +29,8 @@ export class WeightTensor implements DeviceTensor {
   readonly storage: string
   readonly byteLength: number
   readonly isMapped: boolean
-  readonly #mapping: FileMapping | undefined
+  readonly #held: HeldMemory<readonly Tensor<WeightDType>[]>
   readonly #onDispose: ((weight: WeightTensor) => void) | undefined
-  #pieces: readonly Tensor<WeightDType>[] | undefined
-  #readers = 0
 
   constructor({ pieces, shape, mapping }: WeightContent, onDispose?: (weight: WeightTensor) => void) {
     this.dtype = (pieces[0] as Tensor<WeightDType>).dtype
@@ -40,8 +39,8 @@ export class WeightTensor implements DeviceTensor {
     this.storage = formatStorage(this.layout)
     this.byteLength = pieces.reduce((sum, piece) => sum + piece.byteLength, 0)
     this.isMapped = mapping !== undefined
-    this.#pieces = pieces
-    this.#mapping = mapping
+    // Views of a mapping cannot be detached, so it goes only when nothing can reach it any more.
+    this.#held = new HeldMemory(pieces, () => mapping?.release())
     this.#onDispose = onDispose
   }
 
@@ -84,28 +83,20 @@ export class WeightTensor implements DeviceTensor {
 
   /** Keeps the memory where it is until `release`, also when the weight is disposed before. */
   retain(): void {
-    this.#readers++
+    this.#held.retain()
   }
 
   release(): void {
-    this.#readers--
-    this.#free()
+    this.#held.release()
   }
 
   dispose(): void {
-    if (this.#pieces === undefined) return
-    this.#pieces = undefined
-    this.#onDispose?.(this)
-    this.#free()
-  }
-
-  /** Views of a mapping cannot be detached, so it goes only when nothing can reach it any more. */
-  #free(): void {
-    if (this.#pieces === undefined && this.#readers === 0) this.#mapping?.release()
+    if (this.#held.dispose()) this.#onDispose?.(this)
   }
 
   #alive(): readonly Tensor<WeightDType>[] {
-    if (this.#pieces !== undefined) return this.#pieces
+    const { memory } = this.#held
+    if (memory !== undefined) return memory
     throw new RankwiseError('TENSOR_DISPOSED', 'the weight was disposed', {
       actual: { dtype: this.dtype, shape: this.shape },
     })

@@ -190,7 +190,7 @@ export class GraphExecutor {
       // Where the parts are not needed any more, the sums are written over them.
       const isInPlace =
         partials.every(({ id }) => released.includes(id)) && (await reduceInPlace(parts, backend, collectives, signal))
-      const summed = isInPlace ? parts : await this.#reduceCopies(partials, values, released, signal)
+      const summed = isInPlace ? parts : await this.#reduceCopies(partials, values, released, { collectives, signal })
       for (const [i, sum] of summed.entries()) values.set((sums[i] as Value).id, sum)
     })
   }
@@ -199,12 +199,11 @@ export class GraphExecutor {
     partials: readonly Value[],
     values: DeviceValues,
     released: readonly number[],
-    signal: AbortSignal | undefined,
+    { collectives, signal }: { readonly collectives: Collectives; readonly signal: AbortSignal | undefined },
   ): Promise<readonly DeviceTensor[]> {
-    const { backend, collectives } = this.#options
     const tensors = await this.#copiesOf(partials, values, released)
-    await collectives?.allReduce(tensors, { signal })
-    return tensors.map((tensor) => backend.upload(tensor))
+    await collectives.allReduce(tensors, { signal })
+    return tensors.map((tensor) => this.#options.backend.upload(tensor))
   }
 
   /** Partial values on the host, to be written to. */

@@ -1,5 +1,6 @@
 import { type DeviceTensor, itemSize, RankwiseError, type Shape, sizeOf, type Tensor } from '@rankwise/core'
 import type { ReadableValue, ReadableWeight } from '../executable.ts'
+import { HeldMemory } from '../held-memory.ts'
 import { isWeightDType, rowsShape, type WeightStorage, wholeStorage } from '../weight-storage.ts'
 import type { GpuBuffer, GpuDType, GpuMemory } from './gpu-memory.ts'
 
@@ -24,20 +25,17 @@ export class GpuTensor implements ReadableValue<GpuBuffer>, ReadableWeight<GpuBu
   readonly isMapped = false
   /** Of ids that came from the host. */
   readonly ids: IdRange | undefined
-  readonly #options: GpuTensorOptions
+  readonly #held: HeldMemory<GpuBuffer>
+  readonly #onDispose: GpuTensorOptions['onDispose']
   #ready: Promise<void> | undefined
-  #buffer: GpuBuffer | undefined
-  /** What is to be freed once nothing reads it. */
-  #disposed: GpuBuffer | undefined
-  #readers = 0
 
-  constructor(buffer: GpuBuffer, options: GpuTensorOptions, ids?: IdRange) {
+  constructor(buffer: GpuBuffer, { free, onDispose }: GpuTensorOptions, ids?: IdRange) {
     this.dtype = buffer.dtype
     this.shape = buffer.shape
     this.byteLength = sizeOf(buffer.shape) * itemSize(buffer.dtype)
     this.ids = ids
-    this.#options = options
-    this.#buffer = buffer
+    this.#held = new HeldMemory(buffer, free)
+    this.#onDispose = onDispose
   }
 
   /** Begins to copy a host tensor, which nobody writes to any more. @throws RankwiseError `ORT_CUDA_MEMORY`, `BACKEND_DISPOSED` */
@@ -64,7 +62,8 @@ export class GpuTensor implements ReadableValue<GpuBuffer>, ReadableWeight<GpuBu
 
   /** The memory, to be used only until it is disposed. @throws RankwiseError `TENSOR_DISPOSED` */
   get tensor(): GpuBuffer {
-    if (this.#buffer !== undefined) return this.#buffer
+    const { memory } = this.#held
+    if (memory !== undefined) return memory
     throw new RankwiseError('TENSOR_DISPOSED', 'the tensor was disposed', {
       actual: { dtype: this.dtype, shape: this.shape },
     })
@@ -94,20 +93,15 @@ export class GpuTensor implements ReadableValue<GpuBuffer>, ReadableWeight<GpuBu
 
   /** Keeps the memory as it is until `release`, also when the tensor is disposed before. */
   retain(): void {
-    this.#readers++
+    this.#held.retain()
   }
 
   release(): void {
-    this.#readers--
-    this.#free()
+    this.#held.release()
   }
 
   dispose(): void {
-    if (this.#buffer === undefined) return
-    this.#disposed = this.#buffer
-    this.#buffer = undefined
-    this.#options.onDispose?.(this)
-    this.#free()
+    if (this.#held.dispose()) this.#onDispose?.(this)
   }
 
   #write(writing: Promise<void>): void {
@@ -121,12 +115,6 @@ export class GpuTensor implements ReadableValue<GpuBuffer>, ReadableWeight<GpuBu
       // Whoever uses the tensor learns of it.
       () => this.release(),
     )
-  }
-
-  #free(): void {
-    if (this.#disposed === undefined || this.#readers > 0) return
-    this.#options.free(this.#disposed)
-    this.#disposed = undefined
   }
 }
 
